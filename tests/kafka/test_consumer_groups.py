@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from netfront.kafka.apis.call import RefusedError
-from netfront.kafka.apis.consumer_groups import checked_pattern
+from netfront.kafka.apis.groups.topic_patterns import checked_pattern
 from netfront.kafka.wire.errors import KafkaError
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance

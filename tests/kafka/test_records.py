@@ -14,7 +14,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from netfront.kafka.apis.fetch import OUT_MAX_BYTES
+from netfront.kafka.apis.records.fetch import OUT_MAX_BYTES
 from netfront.kafka.wire.errors import KafkaError
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance

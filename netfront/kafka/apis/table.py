@@ -8,42 +8,43 @@ Invariants:
 
 from __future__ import annotations
 
-from netfront.kafka.apis import consumer_groups, share_groups
-from netfront.kafka.apis.call import Call, Row
-from netfront.kafka.apis.classic_groups import heartbeat, join_group, leave_group, sync_group
-from netfront.kafka.apis.cluster import describe_cluster, describe_topic_partitions, metadata
-from netfront.kafka.apis.configs import (
+from netfront.kafka.apis.admin.configs import (
     alter_configs,
-    alter_replica_log_dirs,
     describe_configs,
-    describe_log_dirs,
     incremental_alter_configs,
     list_config_resources,
 )
-from netfront.kafka.apis.coordinators import find_coordinator
-from netfront.kafka.apis.fetch import fetch
-from netfront.kafka.apis.group_admin import delete_groups, describe_groups, list_groups
-from netfront.kafka.apis.group_offsets import offset_commit, offset_delete, offset_fetch
-from netfront.kafka.apis.offsets import list_offsets, offset_for_leader_epoch
-from netfront.kafka.apis.produce import produce
-from netfront.kafka.apis.producers import init_producer_id
-from netfront.kafka.apis.topics import (
+from netfront.kafka.apis.admin.leadership import (
     alter_reassignments,
+    elect_leaders,
+    list_reassignments,
+)
+from netfront.kafka.apis.admin.log_dirs import alter_replica_log_dirs, describe_log_dirs
+from netfront.kafka.apis.admin.topics import (
     create_partitions,
     create_topics,
     delete_records,
     delete_topics,
-    elect_leaders,
-    list_reassignments,
 )
-from netfront.kafka.apis.transactions import (
-    add_offsets,
-    add_partitions,
-    commit_offsets,
-    describe_transactions,
-    end_transaction,
-    list_transactions,
-)
+from netfront.kafka.apis.call import Call, Row
+from netfront.kafka.apis.cluster.brokers import describe_cluster
+from netfront.kafka.apis.cluster.coordinators import find_coordinator
+from netfront.kafka.apis.cluster.metadata import describe_topic_partitions, metadata
+from netfront.kafka.apis.groups import consumer_groups
+from netfront.kafka.apis.groups.classic_groups import heartbeat, join_group, leave_group, sync_group
+from netfront.kafka.apis.groups.group_admin import delete_groups, describe_groups, list_groups
+from netfront.kafka.apis.groups.group_offsets import offset_commit, offset_delete, offset_fetch
+from netfront.kafka.apis.records.fetch import fetch
+from netfront.kafka.apis.records.offsets import list_offsets, offset_for_leader_epoch
+from netfront.kafka.apis.records.produce import produce
+from netfront.kafka.apis.share_groups import acknowledgements as share_acknowledgements
+from netfront.kafka.apis.share_groups import fetch as share_fetch
+from netfront.kafka.apis.share_groups import heartbeat as share_heartbeat
+from netfront.kafka.apis.transactions.end import end_transaction
+from netfront.kafka.apis.transactions.init_producer_id import init_producer_id
+from netfront.kafka.apis.transactions.listing import describe_transactions, list_transactions
+from netfront.kafka.apis.transactions.offsets import commit_offsets
+from netfront.kafka.apis.transactions.partitions import add_offsets, add_partitions
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError
 
@@ -64,7 +65,15 @@ APIS: dict[int, Row] = {
     1: Row(4, 18, fetch),
     2: Row(1, 11, list_offsets),
     3: Row(0, 13, metadata),
+    8: Row(2, 10, offset_commit),
+    9: Row(1, 10, offset_fetch),
     10: Row(0, 6, find_coordinator),
+    11: Row(0, 9, join_group),
+    12: Row(0, 4, heartbeat),
+    13: Row(0, 5, leave_group),
+    14: Row(0, 5, sync_group),
+    15: Row(0, 6, describe_groups),
+    16: Row(0, 5, list_groups),
     API_VERSIONS: Row(0, 4, api_versions),
     19: Row(2, 7, create_topics),
     20: Row(1, 6, delete_topics),
@@ -80,19 +89,11 @@ APIS: dict[int, Row] = {
     34: Row(1, 2, alter_replica_log_dirs),
     35: Row(1, 5, describe_log_dirs),
     37: Row(0, 3, create_partitions),
+    42: Row(0, 2, delete_groups),
     43: Row(0, 2, elect_leaders),
     44: Row(0, 1, incremental_alter_configs),
     45: Row(0, 1, alter_reassignments),
     46: Row(0, 0, list_reassignments),
-    8: Row(2, 10, offset_commit),
-    9: Row(1, 10, offset_fetch),
-    11: Row(0, 9, join_group),
-    12: Row(0, 4, heartbeat),
-    13: Row(0, 5, leave_group),
-    14: Row(0, 5, sync_group),
-    15: Row(0, 6, describe_groups),
-    16: Row(0, 5, list_groups),
-    42: Row(0, 2, delete_groups),
     47: Row(0, 0, offset_delete),
     60: Row(0, 2, describe_cluster),
     65: Row(0, 0, describe_transactions),
@@ -101,9 +102,9 @@ APIS: dict[int, Row] = {
     69: Row(0, 1, consumer_groups.describe),
     74: Row(0, 1, list_config_resources),
     75: Row(0, 0, describe_topic_partitions),
-    76: Row(1, 1, share_groups.heartbeat),
-    78: Row(1, 2, share_groups.fetch),
-    79: Row(1, 2, share_groups.acknowledge),
+    76: Row(1, 1, share_heartbeat.heartbeat),
+    78: Row(1, 2, share_fetch.fetch),
+    79: Row(1, 2, share_acknowledgements.acknowledge),
 }
 
 

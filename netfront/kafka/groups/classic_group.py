@@ -25,12 +25,11 @@ from enum import Enum
 from typing import Any
 
 from netfront.kafka.exchange.waiter import Waiter
+from netfront.kafka.groups.classic_member import MS, NEVER_NS, GroupError, Join, Member
 from netfront.kafka.wire.errors import KafkaError
 
-MS = 1_000_000
 INITIAL_DELAY_NS = 250 * MS
 """Time that an empty group waits for more members after the first one."""
-NEVER_NS = 1 << 62
 
 
 class State(Enum):
@@ -40,55 +39,6 @@ class State(Enum):
     PREPARING = "PreparingRebalance"
     COMPLETING = "CompletingRebalance"
     STABLE = "Stable"
-
-
-class GroupError(Exception):
-    """A request that is answered with an error."""
-
-    def __init__(self, code: KafkaError) -> None:
-        super().__init__(code.name)
-        self.code = code
-
-
-@dataclass(slots=True)
-class Join:
-    """A JoinGroup request."""
-
-    member_id: str
-    instance_id: str | None
-    client_id: str
-    host: str
-    session_timeout_ms: int
-    rebalance_timeout_ms: int
-    protocol_type: str
-    protocols: list[tuple[str, bytes]]
-    requires_known_id: bool
-    """True since version 4: a new member asks again with the id that it is given."""
-    can_skip_assignment: bool
-    """True since version 9."""
-
-
-@dataclass(slots=True)
-class Member:
-    """A member of a group."""
-
-    member_id: str
-    instance_id: str | None
-    client_id: str
-    host: str
-    session_timeout_ns: int
-    rebalance_timeout_ns: int
-    protocols: list[tuple[str, bytes]]
-    expires_ns: int
-    assignment: bytes = b""
-    joining: Waiter | None = None
-    syncing: Waiter | None = None
-    was_synced: bool = False
-    """True if it asked for the assignment of this generation."""
-
-    def metadata(self, protocol: str) -> bytes:
-        """Metadata of the member for a protocol."""
-        return next((data for name, data in self.protocols if name == protocol), b"")
 
 
 @dataclass(slots=True)

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from netfront.kafka.groups.classic_group import NEVER_NS, ClassicGroup
+from netfront.kafka.groups.classic_group import ClassicGroup
+from netfront.kafka.groups.classic_member import NEVER_NS
 from shm.runtime.timing_wheel import Timer, TimingWheel
 
 

@@ -11,14 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from netfront.kafka.exchange.waiter import Waiter
-from netfront.kafka.groups.classic_group import (
-    INITIAL_DELAY_NS,
-    MS,
-    ClassicGroup,
-    GroupError,
-    Join,
-    State,
-)
+from netfront.kafka.groups.classic_group import INITIAL_DELAY_NS, ClassicGroup, State
+from netfront.kafka.groups.classic_member import MS, GroupError, Join
 from netfront.kafka.wire.errors import KafkaError
 
 SESSION_MS, REBALANCE_MS = 10_000, 60_000

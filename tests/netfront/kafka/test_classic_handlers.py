@@ -6,10 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from netfront.kafka.apis.call import Call
-from netfront.kafka.apis.classic_groups import classic_groups, heartbeat, join_group
+from netfront.kafka.apis.groups.classic_groups import heartbeat, join_group
+from netfront.kafka.apis.shared_state import classic_groups
 from netfront.kafka.exchange.peers import Answer
 from netfront.kafka.exchange.waiter import Task, Waiter
-from netfront.kafka.groups.classic_group import INITIAL_DELAY_NS, MS
+from netfront.kafka.groups.classic_group import INITIAL_DELAY_NS
+from netfront.kafka.groups.classic_member import MS
 from shm.runtime.timing_wheel import TimingWheel
 from tailrace.core.error_codes import ErrorCode
 

@@ -8,9 +8,9 @@ from typing import Any
 import orjson
 import pytest
 
-from netfront.kafka.apis import consumer_groups
 from netfront.kafka.apis.call import Call, RefusedError
-from netfront.kafka.apis.consumer_groups import heartbeat
+from netfront.kafka.apis.groups import topic_patterns
+from netfront.kafka.apis.groups.consumer_groups import heartbeat
 from netfront.kafka.exchange.peers import Answer
 from netfront.kafka.wire.errors import KafkaError
 from shm.runtime.timing_wheel import TimingWheel
@@ -75,7 +75,7 @@ def test_the_pattern_of_a_member_that_is_gone_is_forgotten(code: ErrorCode) -> N
 
 
 def test_patterns_of_silent_members_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer_groups, "PATTERNS_MAX", 2)
+    monkeypatch.setattr(topic_patterns, "PATTERNS_MAX", 2)
     gateway = FakeGateway()
     for member in ("alive", "silent"):
         gateway.beat(member_id=member, subscribed_topic_regex="a-.*")

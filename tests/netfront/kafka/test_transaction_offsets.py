@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from netfront.kafka.apis import transactions
-from netfront.kafka.apis.transactions import TransactionalProducer, TransactionalProducers
-from netfront.kafka.groups.transaction_offsets import Committer, TransactionOffsets
+from netfront.kafka.producers import transactional_producer
+from netfront.kafka.producers.transaction_offsets import Committer, TransactionOffsets
+from netfront.kafka.producers.transactional_producer import (
+    TransactionalProducer,
+    TransactionalProducers,
+)
 
 MS = 1_000_000
 
@@ -47,7 +50,7 @@ def test_offsets_are_pending_until_their_time_and_then_the_transaction_is_incomp
 def test_a_producer_with_offsets_alone_stays_when_an_idle_one_can_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(transactions, "PRODUCERS_MAX", 2)
+    monkeypatch.setattr(transactional_producer, "PRODUCERS_MAX", 2)
     producers = TransactionalProducers()
     for name in ("busy", "idle", "new"):
         one = TransactionalProducer(1, 0, 1, timeout_ms=10)

@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from netfront.kafka.wire.codec import Readable
 from shm.messages.lane_messages import Assignment
 from tailrace.format.record_batch.arrow_metadata import SchemaLayout, read_schema
-from tailrace.format.record_batch.batch_header import (
-    checksum_seed,
-    read_header,
-)
+from tailrace.format.record_batch.batch_header import checksum_seed, read_header
 from tailrace.kafka_records.batch_layout import (
     ATTRIBUTE_CONTROL,
     ATTRIBUTE_TRANSACTIONAL,

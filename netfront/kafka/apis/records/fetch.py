@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from netfront.kafka.apis.call import Call, RefusedError
-from netfront.kafka.apis.records import convert_outgoing, skipped_range
+from netfront.kafka.apis.records.conversion import convert_outgoing, skipped_range
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError, kafka_error
 from shm.messages.lane_messages import Assignment

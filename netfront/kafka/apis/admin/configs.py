@@ -1,7 +1,7 @@
-"""DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources, DescribeLogDirs.
+"""DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources.
 
-Topic settings have Kafka's names; docs/kafka.md has those whose values differ. A setting that does
-not exist here is refused by its name. The settings of the broker are those of the appliance.
+A setting that does not exist here is refused by its name. The settings of the broker are those of
+the appliance.
 
 Invariants:
 - An alteration of a resource is carried out whole, or refused.
@@ -9,84 +9,30 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
+from netfront.kafka.apis.admin.config_values import (
+    DEFAULT_SOURCE,
+    DYNAMIC_BROKER_SOURCE,
+    POLICY,
+    STATIC_BROKER_SOURCE,
+    ConfigError,
+    described,
+    described_topic,
+    ours_of,
+    policy_of,
+)
 from netfront.kafka.apis.call import NODE_ID, Call
-from netfront.kafka.apis.cluster import host_and_port
+from netfront.kafka.apis.cluster.brokers import host_and_port
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError, kafka_error
-from shm.messages.lane_messages import Assignment
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
 
 TOPIC, BROKER, GROUP = 2, 4, 32
-DEFAULT_SOURCE, TOPIC_SOURCE, DYNAMIC_BROKER_SOURCE, STATIC_BROKER_SOURCE = 5, 1, 2, 4
-BOOLEAN, STRING, LONG, DOUBLE = 1, 2, 5, 6
 SET, DELETE, APPEND, SUBTRACT = range(4)
-POLICY = "cleanup.policy"
-POLICIES = {"compact": "compact", "delete": "delete", "compact,delete": "compact,delete"}
-NO_REPLICAS = "min.insync.replicas"
 UNALTERABLE = ("partitioner", "worker.dedicated", "key.column", "derived.from")
 """Settings that the full form of AlterConfigs leaves as they are."""
-NEVER_MS = 1 << 62
-KAFKA_NEVER_MS = (1 << 63) - 1
-
-
-class ConfigError(Exception):
-    """A setting that is refused."""
-
-    def __init__(self, sentence: str) -> None:
-        super().__init__(sentence)
-        self.code = KafkaError.INVALID_CONFIG
-
-
-# ---- Kafka's values and ours ---------------------------------------------------------------------
-
-
-def ours_of(configs: dict[str, str | None]) -> dict[str, str | None]:
-    """Our settings for Kafka's. None: the default. Raises ConfigError."""
-    found: dict[str, str | None] = {}
-    for name, value in configs.items():
-        if name == NO_REPLICAS:
-            if value not in (None, "1"):
-                raise ConfigError(f"{name} is {value}; there are no replicas: use 1")
-            continue
-        if name == POLICY and value is not None:
-            value = _policy(value.split(","))
-        elif name == "compression.type" and value == "uncompressed":
-            value = "none"
-        elif name == "max.compaction.lag.ms" and value == str(KAFKA_NEVER_MS):
-            value = str(NEVER_MS)
-        found[name] = value
-    return found
-
-
-def _policy(parts: Iterable[str]) -> str:
-    """cleanup.policy as we write it. Raises ConfigError."""
-    joined = ",".join(sorted({part.strip() for part in parts if part.strip()}))
-    if joined not in POLICIES:
-        raise ConfigError(f"{POLICY} is {joined!r}; use delete, compact or compact,delete")
-    return POLICIES[joined]
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    return str(KAFKA_NEVER_MS if value == NEVER_MS else value)
-
-
-def _kind(value: Any) -> int:
-    if isinstance(value, bool):
-        return BOOLEAN
-    if isinstance(value, int):
-        return LONG
-    return DOUBLE if isinstance(value, float) else STRING
-
-
-# ---- DescribeConfigs -----------------------------------------------------------------------------
 
 
 def describe_configs(call: Call) -> Steps:
@@ -123,17 +69,6 @@ def describe_configs(call: Call) -> Steps:
     return {"results": results}
 
 
-def described_topic(route: Assignment, keys: list[str] | None) -> list[dict[str, Any]]:
-    """The settings of a topic; `keys`: these only."""
-    return [
-        _described(
-            name, value, TOPIC_SOURCE if name in route.given else DEFAULT_SOURCE, read_only=False
-        )
-        for name, value in sorted({**route.settings, NO_REPLICAS: 1}.items())
-        if keys is None or name in keys
-    ]
-
-
 def _kafkas_of_broker(call: Call, keys: list[str] | None) -> list[dict[str, Any]]:
     """Settings of a Kafka broker that tools ask for, as they are here."""
     host, port = host_and_port(call)
@@ -148,7 +83,7 @@ def _kafkas_of_broker(call: Call, keys: list[str] | None) -> list[dict[str, Any]
         "num.partitions": settings["kafka.num.partitions"],
     }
     return [
-        _described(name, value, STATIC_BROKER_SOURCE, read_only=True)
+        described(name, value, STATIC_BROKER_SOURCE, read_only=True)
         for name, value in values.items()
         if keys is None or name in keys
     ]
@@ -167,19 +102,8 @@ def _described_broker(
             source = DEFAULT_SOURCE
         elif config["source"] == "config set":
             source = DYNAMIC_BROKER_SOURCE
-        found.append(_described(name, config["value"], source, read_only=not config["reload"]))
+        found.append(described(name, config["value"], source, read_only=not config["reload"]))
     return found
-
-
-def _described(name: str, value: Any, source: int, *, read_only: bool) -> dict[str, Any]:
-    return {
-        "name": name, "value": _shown(value), "read_only": read_only, "config_source": source,
-        "is_default": source == DEFAULT_SOURCE, "is_sensitive": False, "synonyms": [],
-        "config_type": _kind(value), "documentation": None,
-    }  # fmt: skip
-
-
-# ---- AlterConfigs, IncrementalAlterConfigs -------------------------------------------------------
 
 
 def alter_configs(call: Call) -> Steps:
@@ -225,7 +149,7 @@ def _changes(call: Call, resource: dict[str, Any]) -> dict[str, str | None]:
         elif operation in (APPEND, SUBTRACT) and name == POLICY and route is not None:
             parts = set(str(route.settings[POLICY]).split(","))
             change = set((value or "").split(","))
-            given[name] = _policy(parts | change if operation == APPEND else parts - change)
+            given[name] = policy_of(parts | change if operation == APPEND else parts - change)
         else:
             raise ConfigError(f"{name} is no list: set it")
     return given
@@ -288,73 +212,3 @@ def list_config_resources(call: Call) -> Steps:
     if BROKER in kinds:
         found.append({"resource_name": str(NODE_ID), "resource_type": BROKER})
     return {"error_code": KafkaError.NONE, "config_resources": found}
-
-
-# ---- DescribeLogDirs -----------------------------------------------------------------------------
-
-
-def describe_log_dirs(call: Call) -> Steps:
-    """List the data directories with the size of each partition there."""
-    routes, asked = call.services.routes, call.request["topics"]
-    answer = yield call.ask(Api.DESCRIBE_CLUSTER, {})
-    if answer.code is not ErrorCode.OK:
-        return {"error_code": kafka_error(answer.code), "results": []}
-    directories = answer.json()["data_dirs"]
-    wished = None
-    if asked is not None:
-        wished = {topic["topic"]: set(topic["partitions"]) for topic in asked}
-    sizes: list[dict[str, list[dict[str, Any]]]] = [{} for _ in directories]
-    for name in routes.names() if wished is None else sorted(wished):
-        found = [
-            route
-            for partition in range(routes.partition_count(name))
-            if (route := routes.find_by_name(name, partition)) is not None
-            and (wished is None or not wished[name] or partition in wished[name])
-        ]
-        partitions = [
-            {"topic": name, "partition": route.partition, "at": "latest"} for route in found
-        ]
-        offsets = yield call.ask(Api.LIST_OFFSETS, {"partitions": partitions})
-        known = offsets.json()["offsets"] if offsets.code is ErrorCode.OK else []
-        for route, offset in zip(found, known, strict=False):
-            sizes[route.data_dir].setdefault(name, []).append(
-                {"partition_index": route.partition, "is_future_key": False, "offset_lag": 0,
-                 "partition_size": offset.get("size_bytes", 0)}
-            )  # fmt: skip
-    results = [
-        {
-            "error_code": KafkaError.NONE,
-            "log_dir": str(directory.get("path", number)),
-            "topics": [
-                {"name": name, "partitions": entries} for name, entries in sizes[number].items()
-            ],
-            "total_bytes": directory.get("total_bytes", -1),
-            "usable_bytes": directory.get("free_bytes", -1),
-        }
-        for number, directory in enumerate(directories)
-    ]
-    return {"error_code": KafkaError.NONE, "results": results}
-
-
-def alter_replica_log_dirs(call: Call) -> Steps:
-    """Answer that a partition is where it shall be. Partitions do not move between directories."""
-    yield from ()
-    services = call.services
-    results: dict[str, list[dict[str, Any]]] = {}
-    for directory in call.request["dirs"]:
-        for topic in directory["topics"]:
-            for partition in topic["partitions"]:
-                route = services.routes.find_by_name(topic["name"], partition)
-                code = KafkaError.NONE
-                if route is None:
-                    code = KafkaError.UNKNOWN_TOPIC_OR_PARTITION
-                elif directory["path"] not in services.data_dirs:
-                    code = KafkaError.LOG_DIR_NOT_FOUND
-                elif services.data_dirs[route.data_dir] != directory["path"]:
-                    code = KafkaError.INVALID_REQUEST
-                results.setdefault(topic["name"], []).append(
-                    {"partition_index": partition, "error_code": code}
-                )
-    return {
-        "results": [{"topic_name": name, "partitions": found} for name, found in results.items()]
-    }

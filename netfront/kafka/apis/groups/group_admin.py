@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from netfront.kafka.apis.call import Call, RefusedError
-from netfront.kafka.apis.classic_groups import check_group_name, classic_groups
+from netfront.kafka.apis.groups.classic_groups import check_group_name
+from netfront.kafka.apis.shared_state import classic_groups
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.groups.classic_group import ClassicGroup, State
 from netfront.kafka.wire.errors import KafkaError, coordinator_error

@@ -3,22 +3,18 @@ ours too.
 
 A heartbeat becomes GROUP_HEARTBEAT. The differences: topics by id are bytes, the assignor `uniform`
 is our `sticky`, session timeout and heartbeat interval are the server's, and a pattern of topic
-names is matched here.
-
-Invariants:
-- A pattern is matched in time that is bounded by its form: `checked_pattern`.
-- The pattern of a member is forgotten with the member: when it leaves, when the coordinator no
-  longer knows it, or when it was silent for the longest session timeout.
+names is matched here (`topic_patterns`).
 """
 
 from __future__ import annotations
 
-import re
 import uuid
 from typing import Any
 
 from netfront.kafka.apis.call import Call, RefusedError
-from netfront.kafka.apis.classic_groups import check_group_name, classic_groups
+from netfront.kafka.apis.groups.classic_groups import check_group_name
+from netfront.kafka.apis.groups.topic_patterns import matched_topics, patterns_of
+from netfront.kafka.apis.shared_state import classic_groups
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError, coordinator_error
 from tailrace.core.error_codes import ErrorCode
@@ -35,13 +31,8 @@ STATES = {
 }  # fmt: skip
 CONSUMER_MEMBER = 1
 """Type of a member in ConsumerGroupDescribe: of the newer protocol."""
-PATTERN_MAX = 249
-REPEATS_MAX = 3
-PATTERNS_MAX = 10_000
 GONE = (ErrorCode.UNKNOWN_MEMBER, ErrorCode.FENCED_MEMBER, ErrorCode.UNKNOWN_GROUP)
 """Errors of a member that has to join again, and sends its pattern then."""
-_REPEAT = re.compile(r"[*+?}]")
-_REPEATED_GROUP = re.compile(r"\)[*+?{]")
 
 
 def heartbeat(call: Call) -> Steps:
@@ -64,11 +55,11 @@ def heartbeat(call: Call) -> Steps:
     if epoch >= JOIN_EPOCH:
         asked |= _changes(call, member_id)
     else:
-        _patterns(call).pop((name, member_id), None)
+        patterns_of(call).pop((name, member_id), None)
     answer = yield call.ask(Api.GROUP_HEARTBEAT, asked)
     if answer.code is not ErrorCode.OK:
         if answer.code in GONE:
-            _patterns(call).pop((name, member_id), None)
+            patterns_of(call).pop((name, member_id), None)
         raise RefusedError(_error_of(answer.code), answer.sentence)
     found = answer.json()
     response = {
@@ -100,7 +91,7 @@ def _changes(call: Call, member_id: str) -> dict[str, Any]:
     request = call.request
     found: dict[str, Any] = {}
     topics = request["subscribed_topic_names"]
-    matched = _matched(call, member_id, topics)
+    matched = matched_topics(call, member_id, topics)
     if topics is not None or matched is not None:
         found["topics"] = sorted({*(topics or ()), *(matched or ())})
     owned = request["topic_partitions"]
@@ -127,88 +118,6 @@ def _changes(call: Call, member_id: str) -> dict[str, Any]:
             )
         found["assignor"] = ASSIGNORS[assignor]
     return found
-
-
-# ---- patterns ------------------------------------------------------------------------------------
-
-
-def _patterns(call: Call) -> dict[tuple[str, str], list[Any]]:
-    """By (group, member): the pattern, the member's own topics, the list of names that it was last
-    matched with, the time of the last heartbeat. The member that was silent longest comes first.
-    """
-    found: dict[tuple[str, str], list[Any]] = call.services.state.setdefault("patterns", {})
-    return found
-
-
-def _forget_silent(call: Call) -> None:
-    patterns, services = _patterns(call), call.services
-    silent_ms = max(SESSION_TIMEOUT_MS, services.settings["group.session.timeout.max.ms"])
-    while patterns:
-        key = next(iter(patterns))
-        if services.now_ns - patterns[key][3] <= silent_ms * 1_000_000:
-            return
-        del patterns[key]
-
-
-def _matched(call: Call, member_id: str, topics: list[str] | None) -> list[str] | None:
-    """The topics of a member's pattern, when the pattern or the catalog has changed. Raises
-    RefusedError.
-    """
-    patterns, key = _patterns(call), (call.request["group_id"], member_id)
-    text = call.request.get("subscribed_topic_regex")
-    if text is not None:
-        if not text:
-            patterns.pop(key, None)
-            return [] if topics is None else None
-        _forget_silent(call)
-        if len(patterns) >= PATTERNS_MAX and key not in patterns:
-            raise RefusedError(
-                KafkaError.GROUP_MAX_SIZE_REACHED,
-                f"{PATTERNS_MAX} members have patterns already; subscribe to names",
-            )
-        patterns[key] = [checked_pattern(text), topics or [], None, 0]
-    kept = patterns.pop(key, None)
-    if kept is None:
-        return None
-    patterns[key] = kept  # behind all others: it was heard of last
-    kept[3] = call.services.now_ns
-    if topics is not None:
-        kept[1] = topics
-    names = call.services.routes.names()
-    if kept[2] is names and text is None:
-        return None
-    kept[2] = names
-    return [*kept[1], *(name for name in names if kept[0].fullmatch(name))]
-
-
-def checked_pattern(text: str) -> re.Pattern[str]:
-    """Compile a pattern that is matched quickly whatever it is matched with. Raises RefusedError.
-
-    Python's matcher tries all ways: with a repeated group, or many repetitions, it would take
-    longer than anything here may.
-    """
-    plain = re.sub(r"\\.|\[[^\]]*\]", "x", text)
-    if (
-        len(text) > PATTERN_MAX
-        or "(?" in plain
-        or re.search(r"\\[1-9]", text)
-        or _REPEATED_GROUP.search(plain)
-        or len(_REPEAT.findall(plain)) > REPEATS_MAX
-    ):
-        raise RefusedError(
-            KafkaError.INVALID_REGULAR_EXPRESSION,
-            f"the pattern is too complex: use at most {REPEATS_MAX} repetitions, of no group, and "
-            f"{PATTERN_MAX} characters; or subscribe to names",
-        )
-    try:
-        return re.compile(text)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise RefusedError(
-            KafkaError.INVALID_REGULAR_EXPRESSION, f"the pattern is not valid: {error}"
-        ) from None
-
-
-# ---- describe ------------------------------------------------------------------------------------
 
 
 def describe(call: Call) -> Steps:

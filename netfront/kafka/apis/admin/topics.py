@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from netfront.kafka.apis.admin.config_values import ConfigError, described_topic, ours_of
 from netfront.kafka.apis.call import NODE_ID, Call
-from netfront.kafka.apis.cluster import wait_for_route
-from netfront.kafka.apis.configs import ConfigError, described_topic, ours_of
+from netfront.kafka.apis.cluster.topic_creation import wait_for_route
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.codec import ZERO_UUID
 from netfront.kafka.wire.errors import KafkaError, kafka_error
@@ -29,9 +29,6 @@ class TopicError(Exception):
     def __init__(self, code: KafkaError, sentence: str) -> None:
         super().__init__(sentence)
         self.code = code
-
-
-# ---- CreateTopics --------------------------------------------------------------------------------
 
 
 def create_topics(call: Call) -> Steps:
@@ -125,9 +122,6 @@ def _note(entry: dict[str, Any], answer: Any, position: int = 0) -> bool:
     return False
 
 
-# ---- DeleteTopics --------------------------------------------------------------------------------
-
-
 def delete_topics(call: Call) -> Steps:
     """Delete topics, by name or id."""
     routes = call.services.routes
@@ -154,9 +148,6 @@ def delete_topics(call: Call) -> Steps:
         answer = yield call.ask(Api.DELETE_TOPICS, {"topics": [{"name": name}]})
         _note(entry, answer)
     return {"responses": responses}
-
-
-# ---- CreatePartitions ----------------------------------------------------------------------------
 
 
 def create_partitions(call: Call) -> Steps:
@@ -196,9 +187,6 @@ def create_partitions(call: Call) -> Steps:
     return {"results": results}
 
 
-# ---- DeleteRecords -------------------------------------------------------------------------------
-
-
 def delete_records(call: Call) -> Steps:
     """Delete the records below offsets; -1: up to the high watermark."""
     routes = call.services.routes
@@ -223,57 +211,3 @@ def delete_records(call: Call) -> Steps:
                 entry["error_code"] = KafkaError.OFFSET_OUT_OF_RANGE
         topics.append({"name": topic["name"], "partitions": entries})
     return {"topics": topics}
-
-
-# ---- what one broker need not do -----------------------------------------------------------------
-
-
-def elect_leaders(call: Call) -> Steps:
-    """Answer that no election is needed: every partition has this leader."""
-    yield from ()
-    asked = call.request["topic_partitions"] or ()
-    results = [
-        {
-            "topic": topic["topic"],
-            "partition_result": [
-                {"partition_id": partition, "error_code": _election(call, topic, partition)}
-                for partition in topic["partitions"]
-            ],
-        }
-        for topic in asked
-    ]
-    return {"error_code": KafkaError.NONE, "replica_election_results": results}
-
-
-def _election(call: Call, topic: dict[str, Any], partition: int) -> KafkaError:
-    route = call.services.routes.find_by_name(topic["topic"], partition)
-    if route is None:
-        return KafkaError.UNKNOWN_TOPIC_OR_PARTITION
-    return KafkaError.ELECTION_NOT_NEEDED
-
-
-def list_reassignments(_call: Call) -> Steps:
-    """Answer that no partition moves."""
-    yield from ()
-    return {"error_code": KafkaError.NONE, "topics": []}
-
-
-def alter_reassignments(call: Call) -> Steps:
-    """Accept partitions that shall be where they are."""
-    yield from ()
-    routes = call.services.routes
-    responses = []
-    for topic in call.request["topics"]:
-        entries = []
-        for partition in topic["partitions"]:
-            index, replicas = partition["partition_index"], partition["replicas"]
-            code = KafkaError.NONE
-            if routes.find_by_name(topic["name"], index) is None:
-                code = KafkaError.UNKNOWN_TOPIC_OR_PARTITION
-            elif replicas is None:
-                code = KafkaError.NO_REASSIGNMENT_IN_PROGRESS
-            elif replicas != [NODE_ID]:
-                code = KafkaError.INVALID_REPLICA_ASSIGNMENT
-            entries.append({"partition_index": index, "error_code": code})
-        responses.append({"name": topic["name"], "partitions": entries})
-    return {"error_code": KafkaError.NONE, "responses": responses}

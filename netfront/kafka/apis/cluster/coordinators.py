@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from netfront.kafka.apis.call import NODE_ID, Call
-from netfront.kafka.apis.cluster import host_and_port
+from netfront.kafka.apis.cluster.brokers import host_and_port
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError
 

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from netfront.kafka.apis.call import Call, RefusedError
-from netfront.kafka.apis.cluster import pause
-from netfront.kafka.apis.records import convert_incoming
-from netfront.kafka.apis.transactions import TransactionalProducer, find_writer, note_fenced
+from netfront.kafka.apis.pause import pause
+from netfront.kafka.apis.records.conversion import convert_incoming
+from netfront.kafka.apis.transactions.owner import find_writer, note_fenced
 from netfront.kafka.exchange.waiter import Steps, Waiter
+from netfront.kafka.producers.transactional_producer import TransactionalProducer
 from netfront.kafka.wire.errors import KafkaError, kafka_error
 from shm.messages.lane_messages import Assignment
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode, code_of

@@ -13,13 +13,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from netfront.kafka.apis.call import Call, RefusedError
-from netfront.kafka.apis.classic_groups import (
-    check_group_name,
-    classic_groups,
-    commit_error,
-    has_members,
-)
-from netfront.kafka.apis.transactions import producers_of
+from netfront.kafka.apis.groups.classic_groups import check_group_name, commit_error, has_members
+from netfront.kafka.apis.shared_state import classic_groups, producers_of
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.codec import ZERO_UUID
 from netfront.kafka.wire.errors import KafkaError, coordinator_error, kafka_error
@@ -130,9 +125,6 @@ def _commit_error(call: Call, name: str) -> KafkaError:
         request.get("group_instance_id"),
         request["generation_id_or_member_epoch"],
     )
-
-
-# ---- fetch ---------------------------------------------------------------------------------------
 
 
 def offset_fetch(call: Call) -> Steps:

@@ -13,9 +13,10 @@ from __future__ import annotations
 from typing import Any
 
 from netfront.kafka.apis.call import Call, RefusedError, Services
+from netfront.kafka.apis.shared_state import classic_groups
 from netfront.kafka.exchange.waiter import Steps
-from netfront.kafka.groups.classic_group import MS, ClassicGroup, GroupError, Join
-from netfront.kafka.groups.classic_groups import ClassicGroups
+from netfront.kafka.groups.classic_group import ClassicGroup
+from netfront.kafka.groups.classic_member import MS, GroupError, Join
 from netfront.kafka.wire.errors import KafkaError, coordinator_error
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
@@ -28,16 +29,6 @@ INSTANCE_ID_MAX = 249
 LEASE_NS = 60_000 * MS
 LEASE_RENEWED_NS = 10_000 * MS
 REBALANCE_MAX_MS = 3_600_000
-
-
-def classic_groups(services: Services) -> ClassicGroups:
-    """The classic groups of this gateway."""
-    groups: ClassicGroups | None = services.state.get("classic_groups")
-    if groups is None:
-        groups = services.state["classic_groups"] = ClassicGroups(
-            services.timers, lambda: services.now_ns, services.settings
-        )
-    return groups
 
 
 def check_group_name(name: str) -> None:

@@ -1,0 +1,1 @@
+"""Topics, settings, log directories: the administration."""

@@ -1,0 +1,1 @@
+"""Metadata of brokers and topics, coordinators."""

@@ -1,0 +1,61 @@
+"""Topics as Metadata and DescribeTopicPartitions show them: entries from the front's routes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from netfront.kafka.apis.call import NODE_ID, Services
+from netfront.kafka.wire.codec import ZERO_UUID
+from netfront.kafka.wire.errors import KafkaError
+from shm.messages.lane_messages import Assignment
+
+ALL_TOPIC_OPERATIONS = 0b0000_1101_1111_1000
+"""Bits of read, write, create, delete, alter, describe, describe and alter configs."""
+
+
+def topic_entry(services: Services, name: str) -> dict[str, Any]:
+    """A topic in Metadata's response."""
+    first = services.routes.find_by_name(name, 0)
+    if first is None:
+        return missing_topic(name, KafkaError.UNKNOWN_TOPIC_OR_PARTITION)
+    return {
+        "error_code": KafkaError.NONE,
+        "name": name,
+        "topic_id": first.topic_id,
+        "is_internal": False,
+        "partitions": [_partition(services, route) for route in routes_of(services, first)],
+    }
+
+
+def routes_of(services: Services, first: Assignment) -> Iterable[Assignment]:
+    """The routes of a topic's partitions, those that are open."""
+    for partition in range(first.partition_count):
+        route = services.routes.find(first.topic_id, partition)
+        if route is not None:
+            yield route
+
+
+def _partition(services: Services, route: Assignment) -> dict[str, Any]:
+    return {
+        "error_code": KafkaError.NONE,
+        "partition_index": route.partition,
+        "leader_id": NODE_ID,
+        "leader_epoch": services.front.leader_epoch(route),
+        "replica_nodes": [NODE_ID],
+        "isr_nodes": [NODE_ID],
+        "offline_replicas": [],
+        "eligible_leader_replicas": [],
+        "last_known_elr": [],
+    }
+
+
+def topic_entry_of_id(services: Services, topic_id: bytes) -> dict[str, Any]:
+    first = services.routes.find(topic_id, 0)
+    if first is None or first.delay_of:
+        return {"error_code": KafkaError.UNKNOWN_TOPIC_ID, "name": None, "topic_id": topic_id}
+    return topic_entry(services, first.topic)
+
+
+def missing_topic(name: str, error: KafkaError) -> dict[str, Any]:
+    return {"error_code": error, "name": name, "topic_id": ZERO_UUID, "partitions": []}

@@ -1,0 +1,101 @@
+"""Patterns of topic names that members of consumer groups subscribe to (KIP-848).
+
+The process of groups knows names alone: the gateway matches the pattern with the topics that exist.
+
+Invariants:
+- A pattern is matched in time that is bounded by its form: `checked_pattern`.
+- The pattern of a member is forgotten with the member: when it leaves, when the coordinator no
+  longer knows it, or when it was silent for the longest session timeout.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from netfront.kafka.apis.call import Call, RefusedError
+from netfront.kafka.wire.errors import KafkaError
+
+PATTERN_MAX = 249
+REPEATS_MAX = 3
+PATTERNS_MAX = 10_000
+SILENT_MS = 45_000
+_REPEAT = re.compile(r"[*+?}]")
+_REPEATED_GROUP = re.compile(r"\)[*+?{]")
+
+
+def patterns_of(call: Call) -> dict[tuple[str, str], list[Any]]:
+    """By (group, member): the pattern, the member's own topics, the list of names that it was last
+    matched with, the time of the last heartbeat. The member that was silent longest comes first.
+    """
+    found: dict[tuple[str, str], list[Any]] = call.services.state.setdefault("patterns", {})
+    return found
+
+
+def forget_silent(call: Call) -> None:
+    """Forget members that are silent for the longest session timeout."""
+    patterns, services = patterns_of(call), call.services
+    silent_ms = max(SILENT_MS, services.settings["group.session.timeout.max.ms"])
+    while patterns:
+        key = next(iter(patterns))
+        if services.now_ns - patterns[key][3] <= silent_ms * 1_000_000:
+            return
+        del patterns[key]
+
+
+def matched_topics(call: Call, member_id: str, topics: list[str] | None) -> list[str] | None:
+    """The topics of a member's pattern, when the pattern or the catalog has changed. Raises
+    RefusedError.
+    """
+    patterns, key = patterns_of(call), (call.request["group_id"], member_id)
+    text = call.request.get("subscribed_topic_regex")
+    if text is not None:
+        if not text:
+            patterns.pop(key, None)
+            return [] if topics is None else None
+        forget_silent(call)
+        if len(patterns) >= PATTERNS_MAX and key not in patterns:
+            raise RefusedError(
+                KafkaError.GROUP_MAX_SIZE_REACHED,
+                f"{PATTERNS_MAX} members have patterns already; subscribe to names",
+            )
+        patterns[key] = [checked_pattern(text), topics or [], None, 0]
+    kept = patterns.pop(key, None)
+    if kept is None:
+        return None
+    patterns[key] = kept  # behind all others: it was heard of last
+    kept[3] = call.services.now_ns
+    if topics is not None:
+        kept[1] = topics
+    names = call.services.routes.names()
+    if kept[2] is names and text is None:
+        return None
+    kept[2] = names
+    return [*kept[1], *(name for name in names if kept[0].fullmatch(name))]
+
+
+def checked_pattern(text: str) -> re.Pattern[str]:
+    """Compile a pattern that is matched quickly whatever it is matched with. Raises RefusedError.
+
+    Python's matcher tries all ways: with a repeated group, or many repetitions, it would take
+    longer than anything here may.
+    """
+    plain = re.sub(r"\\.|\[[^\]]*\]", "x", text)
+    if (
+        len(text) > PATTERN_MAX
+        or "(?" in plain
+        or re.search(r"\\[1-9]", text)
+        or _REPEATED_GROUP.search(plain)
+        or len(_REPEAT.findall(plain)) > REPEATS_MAX
+    ):
+        raise RefusedError(
+            KafkaError.INVALID_REGULAR_EXPRESSION,
+            f"the pattern is too complex: use at most {REPEATS_MAX} repetitions, of no group, and "
+            f"{PATTERN_MAX} characters; or subscribe to names",
+        )
+    try:
+        return re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise RefusedError(
+            KafkaError.INVALID_REGULAR_EXPRESSION, f"the pattern is not valid: {error}"
+        ) from None

@@ -1,0 +1,1 @@
+"""Produce, Fetch and offsets of records."""

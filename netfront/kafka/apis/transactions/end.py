@@ -1,0 +1,78 @@
+"""EndTxn: commit or abort, with the offsets that wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from netfront.kafka.apis.call import Call, RefusedError
+from netfront.kafka.apis.transactions.owner import aborted_error, fenced, producer_or_error
+from netfront.kafka.exchange.waiter import Steps
+from netfront.kafka.producers.transactional_producer import TransactionalProducer
+from netfront.kafka.wire.errors import KafkaError, coordinator_error
+from tailrace.core.error_codes import ErrorCode
+from tailrace.protocol.frame import Api
+
+VERSION_2_END = 5
+MS = 1_000_000
+COMMIT_PENDING_MS = 60_000
+"""The least time for which a requested commit keeps its offsets pending."""
+MEMBER_ERRORS = (
+    ErrorCode.UNKNOWN_GROUP, ErrorCode.UNKNOWN_MEMBER, ErrorCode.FENCED_MEMBER,
+    ErrorCode.PARTITION_NOT_OWNED,
+)  # fmt: skip
+"""The member whose offsets a transaction has is no member any more, or has lost a partition."""
+OUTCOMES = (ErrorCode.OK, ErrorCode.TRANSACTION_ABORTED, ErrorCode.INVALID_TRANSACTION)
+"""Answers that may have the outcome of a transaction and the next one's producer id and epoch."""
+
+
+def end_transaction(call: Call) -> Steps:
+    """Commit or abort."""
+    request = call.request
+    error, found = yield from producer_or_error(call, 2)
+    if found is None:
+        raise RefusedError(error)
+    if call.version >= VERSION_2_END or found.is_incomplete:
+        found.is_version_2 = call.version >= VERSION_2_END
+    is_commit = bool(request["committed"])
+    if found.was_aborted:
+        following = found.producer_id, found.producer_epoch
+        if is_commit:
+            raise RefusedError(aborted_error(found))
+        found.begin(*following)
+        return _ended(found)
+    commits = is_commit and not found.is_incomplete
+    asked: dict[str, Any] = {
+        "transactional_id": request["transactional_id"], "owner": found.owner,
+        "producer_id": found.producer_id, "producer_epoch": found.producer_epoch,
+        "outcome": "commit" if commits else "abort", "is_empty": not found.has_batches,
+    }  # fmt: skip
+    if commits:
+        asked["offsets"] = found.offsets.groups_json()
+        pending_ms = max(found.timeout_ms, COMMIT_PENDING_MS)
+        found.offsets_until_ns = call.services.now_ns + pending_ms * MS
+    answer = yield call.ask(Api.END_TRANSACTION, asked)
+    following = answer.json() if answer.code in OUTCOMES else {}
+    if "producer_id" in following:
+        # An earlier commit of this transaction, which had all its offsets, may have gone through.
+        outcome = asked["outcome"] if answer.code is ErrorCode.OK else following.get("outcome")
+        if (outcome == "commit") is is_commit:
+            found.begin(following["producer_id"], following["producer_epoch"])
+            return _ended(found)
+        if is_commit:
+            found.note_aborted(following["producer_id"], following["producer_epoch"])
+            raise RefusedError(aborted_error(found), "the transaction was aborted")
+    if answer.code is ErrorCode.TRANSACTION_ABORTED:
+        raise RefusedError(aborted_error(found))
+    if answer.code is ErrorCode.PRODUCER_FENCED:
+        raise RefusedError(fenced(call.version, 2), answer.sentence)
+    if answer.code in MEMBER_ERRORS and found.is_version_2:
+        raise RefusedError(KafkaError.TRANSACTION_ABORTABLE, answer.sentence)
+    raise RefusedError(coordinator_error(answer.code), answer.sentence)
+
+
+def _ended(producer: TransactionalProducer) -> dict[str, Any]:
+    return {
+        "error_code": KafkaError.NONE,
+        "producer_id": producer.client_producer_id,
+        "producer_epoch": producer.client_epoch,
+    }

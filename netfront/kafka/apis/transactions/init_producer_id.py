@@ -1,0 +1,66 @@
+"""InitProducerId: an id for idempotent producers, and the next epoch of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from netfront.kafka.apis.call import Call, RefusedError
+from netfront.kafka.apis.shared_state import producers_of
+from netfront.kafka.apis.transactions.owner import fenced
+from netfront.kafka.exchange.waiter import Steps
+from netfront.kafka.producers.transactional_producer import TransactionalProducer
+from netfront.kafka.wire.errors import KafkaError, coordinator_error
+from tailrace.core.error_codes import ErrorCode
+from tailrace.protocol.frame import Api
+
+
+def init_producer_id(call: Call) -> Steps:
+    """Give a producer id and epoch."""
+    request = call.request
+    if request["transactional_id"] is not None:
+        return (yield from init_transactions(call))
+    asked: dict[str, Any] = {}
+    if request.get("producer_id", -1) >= 0:
+        asked = {name: request[name] for name in ("producer_id", "producer_epoch")}
+    answer = yield call.ask(Api.INIT_PRODUCER_ID, asked)
+    if answer.code is not ErrorCode.OK:
+        raise RefusedError(coordinator_error(answer.code), answer.sentence)
+    found = answer.json()
+    return {
+        "error_code": KafkaError.NONE,
+        "producer_id": found["producer_id"],
+        "producer_epoch": found["producer_epoch"],
+    }
+
+
+def init_transactions(call: Call) -> Steps:
+    """Make the client the owner of its transactional id."""
+    request = call.request
+    name, producers = request["transactional_id"], producers_of(call.services)
+    known = producers.get(name)
+    if request.get("producer_id", -1) >= 0 and known is not None:
+        asked = request["producer_id"], request["producer_epoch"]
+        if asked != (known.client_producer_id, known.client_epoch):
+            raise RefusedError(fenced(call.version, 4))
+    limit_ms = call.services.settings["transaction.max.timeout.ms"]
+    timeout_ms = request["transaction_timeout_ms"]
+    if not 0 < timeout_ms <= limit_ms:
+        raise RefusedError(KafkaError.INVALID_TRANSACTION_TIMEOUT)
+    answer = yield call.ask(
+        Api.INIT_TRANSACTIONS,
+        {"transactional_id": name, "timeout_ms": timeout_ms, "client_id": call.client_id},
+    )
+    if answer.code in (ErrorCode.NOT_READY, ErrorCode.INVALID_TRANSACTION):
+        raise RefusedError(KafkaError.CONCURRENT_TRANSACTIONS, answer.sentence)
+    if answer.code is not ErrorCode.OK:
+        raise RefusedError(coordinator_error(answer.code), answer.sentence)
+    found = answer.json()
+    producer = TransactionalProducer(
+        found["producer_id"], found["producer_epoch"], found["owner"], timeout_ms
+    )
+    producers.put(name, producer)
+    return {
+        "error_code": KafkaError.NONE,
+        "producer_id": producer.client_producer_id,
+        "producer_epoch": producer.client_epoch,
+    }

@@ -1,0 +1,86 @@
+"""TxnOffsetCommit: the offsets wait for the commit of their transaction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from netfront.kafka.apis.call import Call
+from netfront.kafka.apis.groups.classic_groups import commit_error, has_members
+from netfront.kafka.apis.transactions.end import MS
+from netfront.kafka.apis.transactions.owner import producer_or_error
+from netfront.kafka.exchange.waiter import Steps
+from netfront.kafka.producers.transaction_offsets import Committer
+from netfront.kafka.producers.transactional_producer import TransactionalProducer
+from netfront.kafka.wire.errors import KafkaError, coordinator_error
+from tailrace.core.error_codes import ErrorCode
+from tailrace.protocol.frame import Api
+
+
+def commit_offsets(call: Call) -> Steps:
+    """TxnOffsetCommit: keep offsets until the transaction is committed."""
+    request, group = call.request, call.request["group_id"]
+    committer = Committer(
+        request.get("member_id") or "", request.get("generation_id", -1),
+        not has_members(call.services, group),
+    )  # fmt: skip
+    error, found = yield from producer_or_error(call, 99)
+    if error is KafkaError.NONE and (committer.member_id or committer.epoch >= 0):
+        transaction = found.producer_id, found.producer_epoch
+        error = yield from _member_error(call, committer)
+        if (found.producer_id, found.producer_epoch) != transaction:
+            error = KafkaError.INVALID_PRODUCER_EPOCH
+    else:
+        committer = Committer("", -1, False)
+    topics = []
+    for topic in request["topics"]:
+        entries = []
+        for partition in topic["partitions"]:
+            place = topic["name"], partition["partition_index"]
+            code = error
+            if code is KafkaError.NONE:
+                code = _keep_offset(call, found, committer, place, partition)
+            entries.append({"partition_index": place[1], "error_code": code})
+        topics.append({"name": topic["name"], "partitions": entries})
+    return {"topics": topics}
+
+
+def _member_error(call: Call, committer: Committer) -> Steps:
+    """Returns the KafkaError of a commit whose member is none of the group, or NONE.
+
+    The gateway knows the members of classic groups, the process of groups all others: a commit
+    without offsets asks it.
+    """
+    request = call.request
+    group, instance_id = request["group_id"], request.get("group_instance_id")
+    if not committer.is_of_coordinator:
+        return commit_error(call.services, group, committer.member_id, instance_id, committer.epoch)
+    if not committer.member_id or committer.epoch < 0:
+        return KafkaError.UNKNOWN_MEMBER_ID
+    answer = yield call.ask(
+        Api.COMMIT_OFFSETS,
+        {"group": group, "kind": "classic", "offsets": [], "member_id": committer.member_id,
+         "member_epoch": committer.epoch, "instance_id": instance_id},
+    )  # fmt: skip
+    if answer.code is ErrorCode.FENCED_MEMBER:
+        return KafkaError.ILLEGAL_GENERATION
+    return coordinator_error(answer.code)
+
+
+def _keep_offset(
+    call: Call,
+    producer: TransactionalProducer,
+    committer: Committer,
+    place: tuple[str, int],
+    partition: dict[str, Any],
+) -> KafkaError:
+    route = call.services.routes.find_by_name(*place)
+    if route is None:
+        return KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+    if not producer.offsets:
+        producer.offsets_until_ns = call.services.now_ns + producer.timeout_ms * MS
+    entry = [
+        *place, partition["committed_offset"], partition.get("committed_leader_epoch", -1),
+        partition["committed_metadata"] or "", route.topic_id.hex(),
+    ]  # fmt: skip
+    is_kept = producer.offsets.keep(call.request["group_id"], committer, place, entry)
+    return KafkaError.NONE if is_kept else KafkaError.INVALID_REQUEST

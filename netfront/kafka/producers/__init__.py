@@ -1,0 +1,1 @@
+"""Transactional producers of Kafka clients, as the gateway knows them."""

@@ -1,0 +1,159 @@
+"""Transactional producers of Kafka clients: identity, sequences and offsets of the transaction.
+
+Every transaction of the appliance has an epoch of its own, and sequences from 0. Clients that know
+this (Kafka's transaction version 2: EndTxn 5, Produce 12) get the next epoch with the end of each
+transaction. Older ones keep the epoch that they began with, and their sequences go on: the gateway
+translates both (`TransactionalProducer`).
+
+Owner: one gateway, in memory.
+
+Invariants:
+- A translated batch has a valid checksum only if it came with one.
+- At most PRODUCERS_MAX transactional ids are known here. Those without a transaction go first.
+
+Crash: the coordinator has owner and epoch, and the offsets are lost. The transaction that was open
+aborts when its client wants to commit it. A client of version 2 goes on with the next one. An older
+one is fenced when its transaction is not the first: it cannot be told from an earlier owner.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from netfront.kafka.producers.transaction_offsets import TransactionOffsets
+from netfront.kafka.wire.codec import Readable
+from tailrace.format.record_batch.batch_header import SEQUENCE_MODULUS
+from tailrace.kafka_records import batch_layout as layout
+from tailrace.kafka_records.batch_layout import KafkaHeader, write_kafka_header
+
+PRODUCERS_MAX = 50_000
+Partition = tuple[bytes, int]
+
+
+class TransactionalProducer:
+    """The owner of a transactional id, as its client knows it and as it is."""
+
+    __slots__ = (
+        "client_epoch", "client_producer_id", "has_batches", "is_incomplete", "is_version_2",
+        "offsets", "offsets_until_ns", "owner", "producer_epoch", "producer_id", "sequences",
+        "timeout_ms", "was_aborted",
+    )  # fmt: skip
+
+    def __init__(self, producer_id: int, producer_epoch: int, owner: int, timeout_ms: int) -> None:
+        self.client_producer_id = self.producer_id = producer_id
+        self.client_epoch = self.producer_epoch = producer_epoch
+        """`client_producer_id`, `client_epoch`: what the client knows."""
+        self.owner = owner
+        self.timeout_ms = timeout_ms
+        self.is_version_2 = False
+        self.has_batches = False
+        self.was_aborted = False
+        """The appliance has aborted the transaction; the client has yet to hear it."""
+        self.sequences: dict[Partition, int] = {}
+        """The client's sequence of the first batch of this transaction, by partition."""
+        self.offsets = TransactionOffsets()
+        self.offsets_until_ns = 0
+        """The offsets are dropped then, with the transaction."""
+        self.is_incomplete = False
+        """Offsets of this transaction may be lost: it only aborts."""
+
+    @property
+    def is_busy(self) -> bool:
+        """True if it has batches or offsets of a transaction."""
+        return self.has_batches or bool(self.offsets)
+
+    def begin(self, producer_id: int, producer_epoch: int) -> None:
+        """Go on to the next transaction."""
+        self.producer_id, self.producer_epoch = producer_id, producer_epoch
+        self.has_batches = self.was_aborted = self.is_incomplete = False
+        self.sequences.clear()
+        self.offsets.clear()
+        if self.is_version_2:
+            self.client_producer_id, self.client_epoch = producer_id, producer_epoch
+
+    def note_aborted(self, producer_id: int, producer_epoch: int) -> None:
+        """The appliance has aborted the transaction, and these are the next one's. The client gets
+        them with the abort that it has to make.
+        """
+        is_version_2, self.is_version_2 = self.is_version_2, False
+        self.begin(producer_id, producer_epoch)
+        self.is_version_2 = is_version_2
+        self.was_aborted = True
+
+    def drop_late_offsets(self, now_ns: int) -> None:
+        """Give up offsets whose transaction did not end within its timeout: nothing says that its
+        client lives.
+        """
+        if self.offsets and now_ns >= self.offsets_until_ns:
+            self.offsets.clear()
+            self.is_incomplete = True
+
+    def translate(self, partition: Partition, records: Readable) -> bytes | memoryview | bytearray:
+        """Write the producer id, epoch and sequences of the appliance into record batches. Batches
+        that are malformed, or of another producer, stay as they are, and are refused as such.
+        """
+        self.has_batches = True
+        if self.is_version_2:
+            self.sequences[partition] = 0
+        if self.is_version_2 and (self.client_producer_id, self.client_epoch) == (
+            self.producer_id, self.producer_epoch,
+        ):  # fmt: skip
+            return records
+        out = bytearray(records)
+        at = 0
+        while at + layout.HEADER_BYTES <= len(out):
+            end = at + layout.LENGTH_FROM + layout.length_at(out, at)
+            header = layout.read_kafka_header(out, at)
+            if header.magic != layout.MAGIC or not at + layout.HEADER_BYTES <= end <= len(out):
+                break
+            batch = out[at:end]
+            with memoryview(batch) as view:
+                is_whole = layout.crc_of(view) == header.crc
+            if is_whole and (header.producer_id, header.producer_epoch) == (
+                self.client_producer_id, self.client_epoch,
+            ):  # fmt: skip
+                write_kafka_header(batch, self._translated(partition, header))
+                out[at:end] = batch
+            at = end
+        return out
+
+    def _translated(self, partition: Partition, header: KafkaHeader) -> KafkaHeader:
+        first = self.sequences.setdefault(partition, header.base_sequence)
+        return header._replace(
+            producer_id=self.producer_id,
+            producer_epoch=self.producer_epoch,
+            base_sequence=(header.base_sequence - first) % SEQUENCE_MODULUS,
+        )
+
+
+class TransactionalProducers:
+    """The transactional ids whose producers use this gateway, by name."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, TransactionalProducer] = OrderedDict()
+
+    def get(self, transactional_id: str) -> TransactionalProducer | None:
+        """The producer of an id; None: this gateway does not know it."""
+        found = self._known.get(transactional_id)
+        if found is not None:
+            self._known.move_to_end(transactional_id)
+        return found
+
+    def put(self, transactional_id: str, producer: TransactionalProducer) -> None:
+        """Remember the owner of an id."""
+        self._known[transactional_id] = producer
+        self._known.move_to_end(transactional_id)
+        if len(self._known) > PRODUCERS_MAX:
+            idle = next(
+                (name for name, one in self._known.items() if not one.is_busy),
+                next(iter(self._known)),
+            )
+            del self._known[idle]
+
+    def pending_offsets(self, group: str, now_ns: int) -> set[tuple[str, int]]:
+        """The (topic, partition)s of a group whose offsets wait for a transaction's end."""
+        found: set[tuple[str, int]] = set()
+        for producer in self._known.values():
+            producer.drop_late_offsets(now_ns)
+            found |= producer.offsets.places(group)
+        return found
