@@ -14,7 +14,9 @@ from hypothesis import settings
 
 from tailrace import kernel
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
-from tests.kit import appliance_logs, run_order, seeds
+from tests.kit import seeds
+from tests.kit.appliances import appliance_logs
+from tests.kit.runs import run_order
 
 settings.register_profile("deterministic", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("deterministic")

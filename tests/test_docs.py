@@ -47,8 +47,8 @@ from tailrace.protocol.frame import (
 from tailrace.scanning.options import ScanSettings
 from tailrace.table.settings import TableSettings
 from tests.kit.batches import make_batch
-from tests.kit.documents import ROOT, check_part
 from tests.kit.processes import HANG_LIMIT_S
+from tests.kit.runs.documents import ROOT, check_part
 
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 

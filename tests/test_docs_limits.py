@@ -12,7 +12,7 @@ from appliance.groups.base import limits
 from appliance.groups.share import request_validation as share_requests
 from netfront.forward import forwarder as deciders
 from tailrace.protocol import messages as requests
-from tests.kit.documents import ROOT
+from tests.kit.runs.documents import ROOT
 
 BOUNDS_OF_GROUPS = {
     "GROUP_NAME_MAX": ("a group's name", "{:,} characters"),

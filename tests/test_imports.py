@@ -9,7 +9,7 @@ import pathlib
 
 import pytest
 
-from tests.kit.import_graph import Graph, circles, graph_of, modules_under
+from tests.kit.runs.import_graph import Graph, circles, graph_of, modules_under
 
 ROOT = pathlib.Path(__file__).parents[1]
 TOOLS = ("tests.crash", "tests.fuzz", "tests.sim")

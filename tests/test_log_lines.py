@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from shm.runtime.logs.advice import LOG_EVENTS
-from tests.kit.documents import ROOT, check_part
+from tests.kit.runs.documents import ROOT, check_part
 
 ROOMS = ("appliance", "netfront", "shm", "workers")
 LEVELS = ("debug", "info", "warning", "error", "exception", "critical")

@@ -11,7 +11,7 @@ import pytest
 from shm.memory.layout import SlotState
 from shm.messages.lane_messages import Assignment
 from tailrace.protocol.frame import Api
-from tests.kit.group_agents import AgentWorld
+from tests.kit.stepped.group_agents import AgentWorld
 
 
 def topic(

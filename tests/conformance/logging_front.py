@@ -19,7 +19,7 @@ from tailrace.format.schema import DEFAULT_SCHEMA
 from tailrace.protocol import messages as requests
 from tailrace.protocol.frame import Api, decode_request_header
 from tests.conformance.interrupts import outside
-from tests.kit.scripted_front import MS, Asked, ScriptedFront, _Socket
+from tests.kit.peers.scripted_front import MS, Asked, ScriptedFront, _Socket
 
 
 class LoggingFront(ScriptedFront):

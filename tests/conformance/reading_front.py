@@ -23,7 +23,7 @@ from tailrace.protocol.frame import API_VERSIONS, Api, decode_request_header, en
 from tailrace.protocol.messages import FetchedEntry
 from tests.conformance.interrupts import outside
 from tests.kit.batches import TOPIC_ID, make_batch, stamped
-from tests.kit.scripted_front import MS
+from tests.kit.peers.scripted_front import MS
 
 KEY = TopicPartition("t", 0)
 BATCH_ROWS = 3

@@ -23,7 +23,7 @@ from tailrace.core.errors import (
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.conformance.interrupts import at, points
 from tests.conformance.worlds import WORLDS, World
-from tests.kit.cancellation import CancelledAt
+from tests.kit.runs.cancellation import CancelledAt
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 """What a handler raises while Python makes an end of an object, Python throws away."""

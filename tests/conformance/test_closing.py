@@ -16,9 +16,9 @@ from tailrace import Admin, Consumer, NewTopic, Producer, ShareConsumer, TopicPa
 from tailrace.aio import AsyncConsumer, AsyncProducer, AsyncShareConsumer
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.conformance.worlds import WORLDS, World
+from tests.kit.hosts.relay import Relay
+from tests.kit.members.queues import LONG_MS, take
 from tests.kit.processes import HANG_LIMIT_S
-from tests.kit.queues import LONG_MS, take
-from tests.kit.relay import Relay
 
 COUNT = 6
 HALF = COUNT // 2

@@ -14,8 +14,8 @@ import pytest
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tailrace.aio import AsyncConsumer, AsyncShareConsumer
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kit.aio import run
-from tests.kit.cancellation import CancelledAt
+from tests.kit.runs.aio import run
+from tests.kit.runs.cancellation import CancelledAt
 
 COUNT = 60
 LONG_MS = 60_000

@@ -18,8 +18,8 @@ from tailrace.aio import AsyncConsumer, AsyncShareConsumer
 from tailrace.core.errors import InvalidRequestError
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.conformance.worlds import LoopWorld, ThreadWorld
+from tests.kit.members.queues import take
 from tests.kit.processes import wait_until
-from tests.kit.queues import take
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs/delivery.md"
 COUNT = 12

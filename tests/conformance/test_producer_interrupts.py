@@ -14,7 +14,7 @@ import pytest
 from tailrace.core.errors import TailraceError
 from tests.conformance.interrupts import Interrupt, at, points
 from tests.conformance.logging_front import DrivenProducer, LoggingFront
-from tests.kit.scripted_front import _Socket
+from tests.kit.peers.scripted_front import _Socket
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 """What a handler raises while Python makes an end of an object, Python throws away."""

@@ -20,8 +20,8 @@ from tailrace.client.connections.runtime import Runtime
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.conformance.interrupts import at, points
 from tests.conformance.logging_front import LoggingFront
-from tests.kit.cancellation import CancelledAt
 from tests.kit.processes import HANG_LIMIT_S
+from tests.kit.runs.cancellation import CancelledAt
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 """What a handler raises while Python makes an end of an object, Python throws away."""

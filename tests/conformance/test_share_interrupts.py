@@ -13,7 +13,7 @@ from tailrace import Admin, ShareConsumer
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.share.record import ShareRecord
 from tests.conformance.interrupts import at, points
-from tests.kit.queues import make, share
+from tests.kit.members.queues import make, share
 
 COUNT = 30
 STEP = int(os.environ.get("INTERRUPT_STEP", "131"))

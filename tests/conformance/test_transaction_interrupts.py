@@ -17,7 +17,7 @@ from tests.conformance.interrupts import at, points
 from tests.conformance.logging_front import DrivenProducer
 from tests.conformance.transaction_front import TransactionFront
 from tests.conformance.transaction_worlds import SETTINGS, LoopScripted, Made
-from tests.kit.cancellation import CancelledAt
+from tests.kit.runs.cancellation import CancelledAt
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 """What a handler raises while Python makes an end of an object, Python throws away."""

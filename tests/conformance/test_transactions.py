@@ -55,7 +55,7 @@ from tests.conformance.transaction_worlds import (
     ScriptedWorld,
     ThreadScripted,
 )
-from tests.kit.forks import REFUSED, USED, wait_for_child
+from tests.kit.hosts.forks import REFUSED, USED, wait_for_child
 
 END, INIT, DESCRIBE = Api.END_TRANSACTION, Api.INIT_TRANSACTIONS, Api.DESCRIBE_TRANSACTION
 CLOSE_S = 0.05

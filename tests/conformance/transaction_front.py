@@ -22,7 +22,7 @@ from tailrace.format.record_batch.batch_header import TRANSACTIONAL_PRODUCER_IDS
 from tailrace.protocol import messages as requests
 from tailrace.protocol.frame import Api, decode_request_header
 from tests.conformance.logging_front import LoggingFront
-from tests.kit.scripted_front import _Socket
+from tests.kit.peers.scripted_front import _Socket
 
 FIRST_ID = TRANSACTIONAL_PRODUCER_IDS + (3 << 32)
 EPOCH_MAX = 32_767

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from tailrace import FinishedBranch, Producer, TransactionBranch
-from tests.kit.branch_writer import BranchWriterProcess
+from tests.kit.transactional.branch_writer import BranchWriterProcess
 
 TASKS = 2
 ROWS = 6

@@ -17,8 +17,8 @@ import pytest
 from shm.crash_points import CRASH_POINTS, armed
 from tailrace.format.segments.segment import OLD_SEGMENT_SUFFIX, SEGMENT_SUFFIX
 from tests.kit.checker import check
-from tests.kit.simdisk import SimDisk
-from tests.kit.workload import Workload, boot
+from tests.kit.log_files.simdisk import SimDisk
+from tests.kit.log_files.workload import Workload, boot
 
 OF_TRANSACTIONS = ("worker.after_marker", "worker.before_settled")
 """Visited by `tests/workers/append/test_transactions_after_faults.py`, which has a coordinator."""

@@ -10,9 +10,9 @@ import random
 import pytest
 
 from tailrace.format.directory.partition_metadata import PARTITION_FILE
+from tests.kit.log_files.simdisk import Inode, SimDisk
+from tests.kit.log_files.workload import Workload, boot, read_log
 from tests.kit.matrices import short
-from tests.kit.simdisk import Inode, SimDisk
-from tests.kit.workload import Workload, boot, read_log
 from workers.log.index_scrubber import scrub_one_index
 from workers.log.partition_log import PartitionLog
 from workers.log.recovery.decision import Hints
@@ -117,7 +117,7 @@ def _readable(workload: Workload, log: PartitionLog) -> list[tuple[int, bytes]]:
         segment_bases,
         walk_batches,
     )
-    from tests.kit.workload import decode_values
+    from tests.kit.log_files.workload import decode_values
     from workers.segment.files import read_whole
 
     files = workload.bench.files

@@ -13,9 +13,9 @@ import pytest
 
 from shm.memory.layout import SlotState, Verdict
 from tests.kit.checker import check
+from tests.kit.log_files.simdisk import SimDisk, fail_at
+from tests.kit.log_files.workload import Workload, boot
 from tests.kit.matrices import short
-from tests.kit.simdisk import SimDisk, fail_at
-from tests.kit.workload import Workload, boot
 
 OPERATIONS = range(150)
 EVEN, ODD = OPERATIONS[::2], OPERATIONS[1::2]

@@ -9,9 +9,9 @@ import random
 import pytest
 
 from tests.kit.checker import check
+from tests.kit.log_files.simdisk import SimDisk
+from tests.kit.log_files.workload import Workload, boot
 from tests.kit.matrices import short
-from tests.kit.simdisk import SimDisk
-from tests.kit.workload import Workload, boot
 
 PARTITIONS = 7
 SEEDS_PER_TEST = 12

@@ -21,8 +21,8 @@ from typing import Any
 from netfront.kafka.apis.table import APIS
 from netfront.kafka.wire.codec import definitions, is_flexible, request_writer
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tests.kit.peers.raw_kafka import RawKafka
 from tests.kit.processes import children
-from tests.kit.raw_kafka import RawKafka
 
 TOPIC = "fuzzed"
 NAMES = (TOPIC, "absent", "", "x" * 300, "bad/name", "\0")

@@ -10,8 +10,8 @@ from netfront.kafka.apis.call import NODE_ID
 from netfront.kafka.wire.errors import KafkaError
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.peers.raw_kafka import RawKafka
 from tests.kit.processes import wait_until
-from tests.kit.raw_kafka import RawKafka
 
 CREATE_TOPICS, DELETE_TOPICS, DELETE_RECORDS, CREATE_PARTITIONS = 19, 20, 21, 37
 DESCRIBE_CONFIGS, ALTER_CONFIGS, LOG_DIRS, INCREMENTAL = 32, 33, 35, 44

@@ -12,8 +12,8 @@ import tailrace
 from netfront.kafka.wire.errors import KafkaError
 from tailrace.core.errors import GroupNotEmptyError, InvalidGroupError
 from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.peers.raw_kafka import RawKafka
 from tests.kit.processes import HANG_LIMIT_S, wait_until
-from tests.kit.raw_kafka import RawKafka
 
 confluent = pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 

@@ -14,11 +14,11 @@ from netfront.kafka.wire.codec import Reader, decode, definition, response_reade
 from netfront.kafka.wire.errors import KafkaError
 from tailrace import Admin, NewTopic
 from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.peers.raw_kafka import API_VERSIONS, RawKafka, kill_gateway
 from tests.kit.processes import (
     HANG_LIMIT_S,
     children,
 )
-from tests.kit.raw_kafka import API_VERSIONS, RawKafka, kill_gateway
 
 METADATA = 3
 ALL = {"topics": None}

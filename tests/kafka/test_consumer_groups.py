@@ -12,8 +12,8 @@ from netfront.kafka.apis.groups.topic_patterns import checked_pattern
 from netfront.kafka.wire.errors import KafkaError
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.peers.raw_kafka import RawKafka
 from tests.kit.processes import HANG_LIMIT_S, wait_until
-from tests.kit.raw_kafka import RawKafka
 
 HEARTBEAT, DESCRIBE, COMMIT = 68, 69, 8
 

@@ -19,10 +19,10 @@ from netfront.kafka.wire.errors import KafkaError
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.format.record_batch.batch_header import REMEMBERED_BATCHES
-from tests.kit.kafka_batches import kafka_batch as batch
+from tests.kit.appliances.topics import read_all
+from tests.kit.peers.kafka_batches import kafka_batch as batch
+from tests.kit.peers.raw_kafka import RawKafka, kill_gateway
 from tests.kit.processes import HANG_LIMIT_S, children
-from tests.kit.raw_kafka import RawKafka, kill_gateway
-from tests.kit.topics import read_all
 
 PRODUCE, FETCH, LIST_OFFSETS, INIT_PRODUCER_ID, EPOCHS = 0, 1, 2, 22, 23
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]

@@ -9,7 +9,7 @@ import pytest
 from netfront.kafka.wire.errors import KafkaError
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kit.raw_kafka import RawKafka
+from tests.kit.peers.raw_kafka import RawKafka
 
 HEARTBEAT, FETCH, ACKNOWLEDGE = 76, 78, 79
 ACCEPT, RELEASE = 1, 2

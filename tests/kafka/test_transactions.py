@@ -11,9 +11,9 @@ import pytest
 from netfront.kafka.wire.errors import KafkaError
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kit.kafka_batches import kafka_batch
+from tests.kit.peers.kafka_batches import kafka_batch
+from tests.kit.peers.raw_kafka import RawKafka, kill_gateway
 from tests.kit.processes import HANG_LIMIT_S, wait_until
-from tests.kit.raw_kafka import RawKafka, kill_gateway
 
 PRODUCE, OFFSET_COMMIT, OFFSET_FETCH, JOIN = 0, 8, 9, 11
 INIT, ADD_PARTITIONS, END, SEND_OFFSETS, HEARTBEAT = 22, 24, 26, 28, 68

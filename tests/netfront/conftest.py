@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kit.fronts import FakeClient, FakeFront
+from tests.kit.stepped.fronts import FakeClient, FakeFront
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from tailrace.protocol.frame import (
     decode_response_header,
     encode_request,
 )
-from tests.kit.fronts import FakeClient, FakeFront, message_of
-from tests.kit.produce import batch, codes, number_of
+from tests.kit.stepped.fronts import FakeClient, FakeFront, message_of
+from tests.kit.stepped.produce import batch, codes, number_of
 
 LANE_BYTES = 1 << 16
 

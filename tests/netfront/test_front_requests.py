@@ -13,7 +13,7 @@ from netfront.session import time_slicing as time_slicer
 from shm.memory.layout import ProcessWord
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode
 from tailrace.protocol.frame import Api, RequestHeader, decode_response_header
-from tests.kit.fronts import FakeClient, FakeFront, broken, message_of
+from tests.kit.stepped.fronts import FakeClient, FakeFront, broken, message_of
 
 # ---- the boundary --------------------------------------------------------------------------------
 
@@ -26,7 +26,7 @@ from tests.kit.fronts import FakeClient, FakeFront, broken, message_of
         (Api.METADATA, "netfront.partition_routes.PartitionRoutes.describe", b'{"topics": ["t"]}'),
         (
             Api.LIST_OFFSETS,
-            "tests.kit.fronts.FakeLog.state",
+            "tests.kit.stepped.fronts.FakeLog.state",
             b'{"partitions": [{"topic": "t", "partition": 0, "at": "latest"}]}',
         ),
         (Api.CREATE_TOPICS, "netfront.forward.forwarder.Forwarder.ask", b"{}"),

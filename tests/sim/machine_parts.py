@@ -24,7 +24,7 @@ from shm.queues.ring import Ring
 from shm.runtime.agent_runner import Agent, Clock, ProcessContext, ProcessSpec, process_name
 from tailrace.core.errors import DiskFullError
 from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
-from tests.kit.simdisk import SimDisk, SimFiles
+from tests.kit.log_files.simdisk import SimDisk, SimFiles
 from workers.segment.files import read_whole
 
 MS = 1_000_000

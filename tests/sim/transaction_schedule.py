@@ -21,7 +21,7 @@ from tailrace.core.errors import TailraceError
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.protocol.frame import Api
 from tests.kit.batches import TIME_US
-from tests.kit.transaction_checker import Read, TransactionHistory, check_transformed
+from tests.kit.transactional.transaction_checker import Read, TransactionHistory, check_transformed
 from tests.sim.machine_parts import ADDRESS, MS, SECOND, PowerLost
 from tests.sim.schedule import AllKilled, break_disk
 from tests.sim.transactional_programs import Common, Program

@@ -45,8 +45,8 @@ from tailrace.protocol import messages as requests
 from tailrace.protocol.frame import Api
 from tailrace.protocol.session import Response
 from tests.kit.batches import TIME_US
-from tests.kit.simdisk import SimFiles
-from tests.kit.transaction_checker import Token, TransactionHistory, value_of
+from tests.kit.log_files.simdisk import SimFiles
+from tests.kit.transactional.transaction_checker import Token, TransactionHistory, value_of
 from tests.sim.actors import Inbox
 from tests.sim.machine_parts import ADDRESS, MS, SECOND
 from tests.sim.transaction_members import LOST, Membership

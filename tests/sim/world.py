@@ -41,8 +41,8 @@ from shm.tables.invariants import CheckedBuffer
 from shm.tables.partition_table import PartitionTable
 from tailrace.client.connections.runtime import Runtime
 from tests.kit import memory
-from tests.kit.agent_invariants import check_agent
-from tests.kit.simdisk import SimDisk, SimFiles
+from tests.kit.log_files.simdisk import SimDisk, SimFiles
+from tests.kit.stepped.agent_invariants import check_agent
 from tests.sim.fate import Fate
 from tests.sim.machine_parts import (
     CHILD_SETTINGS,

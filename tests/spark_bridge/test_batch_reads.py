@@ -26,7 +26,7 @@ from tailrace.core.errors import (
     UnknownTopicError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance, embedded, start_embedded
-from tests.kit.spark_reads import Read
+from tests.kit.lakes.spark_reads import Read
 
 pytestmark = pytest.mark.spark
 BATCH = 40

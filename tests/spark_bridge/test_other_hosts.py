@@ -12,7 +12,7 @@ import pytest
 
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import start_embedded
-from tests.kit.other_hosts import can_be_made, other_host
+from tests.kit.hosts.other_hosts import can_be_made, other_host
 
 pytestmark = [
     pytest.mark.spark,

@@ -8,7 +8,7 @@ import os
 import pathlib
 
 from tests.kit.batches import make_batch
-from tests.kit.logs import bench
+from tests.kit.log_files.logs import bench
 
 
 def test_a_restarted_bench_closes_no_file_that_has_taken_a_number_of_its_own(

@@ -15,7 +15,7 @@ from tests.kit import seeds
 from tests.kit.processes import HANG_LIMIT_S
 
 ROOT = pathlib.Path(__file__).parents[2]
-QUICK_TO_CALL_SLOW = "import tests.kit.run_order\n\ntests.kit.run_order.SLOW_S = 0.02\n"
+QUICK_TO_CALL_SLOW = "import tests.kit.runs.run_order\n\ntests.kit.runs.run_order.SLOW_S = 0.02\n"
 SLOW = """
 import threading
 import pytest

@@ -8,7 +8,7 @@ from typing import Any
 from shm.memory.layout import ProcessWord
 from tailrace.core.error_codes import ErrorCode
 from tests.kit.batches import make_batch
-from tests.kit.logs import bench
+from tests.kit.log_files.logs import bench
 from workers.segment.files import DiskFiles
 
 MS = 1_000_000

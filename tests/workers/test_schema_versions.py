@@ -20,7 +20,7 @@ from tailrace.format.crc32c import Readable
 from tailrace.format.record_batch.batch_header import stamp_producer
 from tailrace.format.schema import to_message
 from tests.kit.batches import SEED, TIME_US
-from tests.kit.logs import Bench, assignment, bench
+from tests.kit.log_files.logs import Bench, assignment, bench
 from workers.log.partition_log import PartitionLog
 from workers.segment.files import DiskFiles
 

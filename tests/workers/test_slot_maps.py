@@ -20,7 +20,7 @@ from tailrace.format.directory.partition_metadata import (
     SlotMapEnd,
 )
 from tests.kit.batches import make_batch
-from tests.kit.logs import Bench, assignment, simulated_regions
+from tests.kit.log_files.logs import Bench, assignment, simulated_regions
 from workers.flush.flusher import FlusherSettings
 from workers.segment.files import DiskFiles
 

@@ -18,7 +18,7 @@ from appliance.backup.target.local_target import LocalTarget
 from appliance.backup.target.object_store import MARKER, ObjectStore, open_target
 from appliance.backup.target.url_target import LOCK_STALE_S, UrlTarget
 from tailrace.format.directory import checked_json
-from tests.kit.file_systems import small_file_system
+from tests.kit.hosts.file_systems import small_file_system
 
 INSTANCE = "ab" * 16
 Target = LocalTarget | UrlTarget

@@ -26,7 +26,7 @@ from appliance.groups.store.group_store import GroupStore
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
 from tests.appliance.groups.kit import SECOND_NS, START_US, Bench, Client, FakeTopics
-from tests.kit.group_agents import AgentWorld
+from tests.kit.stepped.group_agents import AgentWorld
 
 ANSWER_MAX = 1 << 14
 

@@ -12,7 +12,7 @@ import pytest
 from appliance.install import apply, instances, plan, removal
 from appliance.install.apply import Action
 from appliance.install.record import PATH, Record, write_file
-from tests.kit.installed import ROOT
+from tests.kit.hosts.installed import ROOT
 
 PROGRAM = "/opt/tailrace/bin/tailrace"
 DOCUMENTS = plan.Documents({"tailrace.1": ".TH TAILRACE 1\n"}, "bash\n", "zsh\n", "fish\n")

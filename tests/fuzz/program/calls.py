@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.fuzz.program.model import Finding
 from tests.fuzz.program.operations import Operation
-from tests.kit.cancellation import CancelledAt
+from tests.kit.runs.cancellation import CancelledAt
 
 HANG_S = 90.0
 """A call that takes so long hangs: what it waits for ends after 30 s at most."""

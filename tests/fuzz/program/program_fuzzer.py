@@ -26,8 +26,8 @@ from tests.fuzz.program.model import Finding
 from tests.fuzz.program.operations import PARTITIONS, Operation, Program, listing
 from tests.fuzz.program.run import run
 from tests.fuzz.program.transaction_operations import program_of
+from tests.kit.hosts.wall_clock import WallClock
 from tests.kit.processes import children
-from tests.kit.wall_clock import WallClock
 
 SETTINGS = {
     "ring_bytes": 4 << 20,

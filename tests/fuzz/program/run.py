@@ -34,8 +34,8 @@ from tests.fuzz.program.queues import QueueClient
 from tests.fuzz.program.transactions import TransactionClient
 from tests.fuzz.program.victim import Victim
 from tests.fuzz.program.world import Sent
+from tests.kit.hosts.wall_clock import WallClock
 from tests.kit.processes import children, wait_until
-from tests.kit.wall_clock import WallClock
 
 CLIENTS: dict[str, Any] = {
     "p": ProducerClient, "c": ConsumerClient, "q": QueueClient, "t": TransactionClient,

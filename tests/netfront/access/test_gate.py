@@ -21,7 +21,7 @@ from shm.rights.users import Key, User
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidRequestError
 from tailrace.protocol.frame import Api, WireError
-from tests.kit.fronts import FakeFront
+from tests.kit.stepped.fronts import FakeFront
 
 A, B, OWN = (zmq.curve_keypair()[0] for _ in range(3))
 

@@ -11,7 +11,7 @@ from shm.rights.acl import OPERATIONS_OF, checked_acl
 from shm.rights.authorizer import AclTable, Principal
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api, WireError
-from tests.kit.needs import CASES, NAMES, NEEDED
+from tests.kit.peers.needs import CASES, NAMES, NEEDED
 
 
 def principal_with(*allowed: str) -> Principal:
@@ -46,7 +46,9 @@ def test_every_api_has_a_rule() -> None:
         is_open = api in (Api.HANDSHAKE, Api.PING, Api.CREDIT)
         is_list = rule.lists is not None
         assert is_open or rule.is_checked_by_route or rule.needs is not None or is_list, Api(api)
-        assert (rule.needs is not None) == (api in NEEDED), f"{Api(api).name}: tests.kit.needs"
+        assert (rule.needs is not None) == (api in NEEDED), (
+            f"{Api(api).name}: tests.kit.peers.needs"
+        )
 
 
 @pytest.mark.parametrize(("api", "request_body", "needs"), CASES)

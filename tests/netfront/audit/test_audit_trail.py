@@ -19,7 +19,7 @@ from shm.rights.acl import checked_acl
 from shm.rights.authorizer import AclTable, Principal
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api, encode_request
-from tests.kit.fronts import FakeClient, FakeFront, message_of
+from tests.kit.stepped.fronts import FakeClient, FakeFront, message_of
 
 
 class Auditor:

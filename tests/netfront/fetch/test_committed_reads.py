@@ -25,9 +25,9 @@ from tailrace.format.segments.transaction_index import (
 from tailrace.protocol.frame import Api
 from tailrace.protocol.messages import FETCH_UNCOMMITTED, FETCHED_GAPS
 from tests.kit.batches import TIME_US
-from tests.kit.file_fronts import KEY, FileFront
-from tests.kit.fronts import FakeClient
-from tests.kit.transaction_logs import FIRST_ID, grow
+from tests.kit.log_files.file_fronts import KEY, FileFront
+from tests.kit.log_files.transaction_logs import FIRST_ID, grow
+from tests.kit.stepped.fronts import FakeClient
 
 SEEDS = range(12)
 

@@ -13,7 +13,7 @@ from netfront.fetch import fetch_service as fetches
 from netfront.fetch import purgatory as purgatory
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol import messages as requests
-from tests.kit.fronts import FakeClient, FakeFront
+from tests.kit.stepped.fronts import FakeClient, FakeFront
 
 
 def test_waiting_fetches_are_bounded_for_a_connection_and_in_all(

@@ -15,7 +15,7 @@ from netfront.fetch.read_ahead import ReadAhead
 from shm.messages.lane_messages import Assignment
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol import messages as requests
-from tests.kit.fronts import FakeClient, FakeFront
+from tests.kit.stepped.fronts import FakeClient, FakeFront
 
 ROOM = 4
 """Bytes of an answer; a batch is one."""

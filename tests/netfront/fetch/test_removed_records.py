@@ -11,8 +11,8 @@ from netfront.fetch.log.isolation import Isolation
 from netfront.fetch.log.log_reader import LogReader
 from netfront.fetch.log.read_result import LogReadError
 from tailrace.core.error_codes import ErrorCode
-from tests.kit.logs import Bench, assignment, bench
-from tests.kit.transactions import RingFiller
+from tests.kit.log_files.logs import Bench, assignment, bench
+from tests.kit.transactional.transactions import RingFiller
 
 
 def settle(b: Bench) -> None:

@@ -10,7 +10,7 @@ import pytest
 from netfront.forward import forwarder as forwarders
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
-from tests.kit.fronts import FakeClient, FakeFront, broken, message_of
+from tests.kit.stepped.fronts import FakeClient, FakeFront, broken, message_of
 
 
 def test_an_answer_of_the_controller_that_cannot_be_passed_on_is_taken_once(

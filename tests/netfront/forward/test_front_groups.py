@@ -23,7 +23,7 @@ from tailrace.protocol.frame import (
     decode_response_header,
     encode_request,
 )
-from tests.kit.fronts import FakeClient, FakeFront, message_of
+from tests.kit.stepped.fronts import FakeClient, FakeFront, message_of
 
 
 def taken(world: FakeFront) -> LaneMessage:

@@ -6,7 +6,7 @@ import pytest
 
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
-from tests.kit.fronts import FakeClient, FakeFront
+from tests.kit.stepped.fronts import FakeClient, FakeFront
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from shm.memory.layout import FLAG_DUPLICATE, ProcessWord
 from shm.messages.lane_messages import Assignment
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol import messages as requests
-from tests.kit.fronts import FakeClient, FakeFront, message_of
-from tests.kit.produce import TIMED_OUT, batch, codes, number_of, produced
+from tests.kit.stepped.fronts import FakeClient, FakeFront, message_of
+from tests.kit.stepped.produce import TIMED_OUT, batch, codes, number_of, produced
 
 LANE_BYTES = 1 << 16
 

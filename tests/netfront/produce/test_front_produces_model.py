@@ -12,8 +12,8 @@ import pytest
 from netfront.socket.flow_control import CreditLedger
 from shm.queues.lane import LaneMessage
 from tailrace.core.error_codes import ErrorCode
-from tests.kit.fronts import FakeClient, FakeFront
-from tests.kit.produce import TIMED_OUT, batch, number_of, produced
+from tests.kit.stepped.fronts import FakeClient, FakeFront
+from tests.kit.stepped.produce import TIMED_OUT, batch, number_of, produced
 
 
 @dataclass

@@ -20,8 +20,8 @@ from shm.messages.lane_messages import Assignment
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol import messages as requests
 from tailrace.protocol.frame import PUSH_CORRELATION_ID, Api, decode_response_header
-from tests.kit.fronts import FakeClient, FakeFront, message_of
-from tests.kit.produce import batch, codes
+from tests.kit.stepped.fronts import FakeClient, FakeFront, message_of
+from tests.kit.stepped.produce import batch, codes
 
 SETTINGS = {"auto_create_topics": False, "credit_bytes": 1 << 20}
 

@@ -205,7 +205,7 @@ GOES_WITH_ITS_QUEUE_FULL = """
 import socket, struct, time, zmq
 from netfront.socket.connections import Limits
 from netfront.socket.router import Router
-from tests.kit.raw_zmtp import RawPeer, message
+from tests.kit.peers.raw_zmtp import RawPeer, message
 
 def set_soon(self, option, value, made=zmq.Socket.set):
     return made(self, option, 50 if option in (zmq.HEARTBEAT_IVL, zmq.HEARTBEAT_TIMEOUT) and value > 0 else value)

@@ -10,8 +10,8 @@ from netfront.socket.connections import SWEEP_INTERVAL_NS, SWEEP_PEERS, Limits
 from netfront.socket.router import NEVER_NS, Router
 from netfront.socket.sweep_pause import SweepPause
 from shm.queues.doorbell import Doorbell
+from tests.kit.peers.raw_zmtp import RawPeer, frame
 from tests.kit.processes import wait_until
-from tests.kit.raw_zmtp import RawPeer, frame
 
 MIB = 1 << 20
 LIMITS = Limits(

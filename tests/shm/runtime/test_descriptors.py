@@ -9,7 +9,7 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kit.programs import run_program
+from tests.kit.hosts.programs import run_program
 
 PROGRAM = """
 import json, os, sys

@@ -11,8 +11,8 @@ import pytest
 from shm.memory.layout import ControlLayout, ProcessWord, RegionKind, Role, SettingsLayout
 from shm.runtime.agent_runner import ProcessContext, ProcessSpec, run
 from shm.tables.settings_block import SettingsBlock
-from tests.kit.fronts import SilentBell
 from tests.kit.memory import region
+from tests.kit.stepped.fronts import SilentBell
 
 TEXT_BYTES = 4096
 

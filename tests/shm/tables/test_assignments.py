@@ -7,7 +7,7 @@ from dataclasses import replace
 from shm.messages.lane_messages import Assignment
 from tailrace.format.directory.partition_metadata import PartitionMetadata
 from tailrace.format.record_batch.arrow_metadata import read_schema
-from tests.kit.logs import assignment
+from tests.kit.log_files.logs import assignment
 
 GIVEN = {"retention.ms": -1, "delay.enabled": True}
 

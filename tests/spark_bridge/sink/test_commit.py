@@ -33,8 +33,7 @@ from tailrace.core.errors import (
     TransactionAbortedError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
-from tests.kit.processes import HANG_LIMIT_S, wait_until
-from tests.kit.sink import (
+from tests.kit.lakes.sink import (
     ROWS,
     check_once,
     make,
@@ -43,6 +42,7 @@ from tests.kit.sink import (
     values_in,
     write,
 )
+from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 COMMIT = """
 import pickle, sys

@@ -18,8 +18,8 @@ from tailrace import Admin, NewTopic, Producer
 from tailrace.core.errors import InvalidRequestError
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.lakes.sink import ROWS, make, options_of, values_in, write
 from tests.kit.processes import HANG_LIMIT_S
-from tests.kit.sink import ROWS, make, options_of, values_in, write
 
 GOLDEN = Path(__file__).parent / "golden" / "former_logs.json"
 CONFIGS = {"retention.ms": -1, "durability": "disk", "segment.bytes": 8 << 20}

@@ -17,8 +17,8 @@ from tailrace.client.topics.topic_metadata import INTERNAL_PREFIX
 from tailrace.core.errors import InvalidRequestError, SchemaMismatchError, UnknownTopicError
 from tailrace.core.hash_slots import owners_after, slot_of
 from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.lakes.sink import ROWS, check_once, make, options_of, rows_of_task, values_in, write
 from tests.kit.processes import HANG_LIMIT_S
-from tests.kit.sink import ROWS, check_once, make, options_of, rows_of_task, values_in, write
 
 
 def test_rows_are_written_once_and_in_order_however_they_are_cut_into_pieces(

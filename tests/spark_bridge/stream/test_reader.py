@@ -28,7 +28,7 @@ from tailrace.core.errors import (
     UnknownTopicError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
-from tests.kit.spark_reads import Query, running
+from tests.kit.lakes.spark_reads import Query, running
 
 pytestmark = pytest.mark.spark
 LEASES = "SELECT count(*) FROM leases WHERE ends_us > 0"

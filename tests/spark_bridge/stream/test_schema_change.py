@@ -18,7 +18,7 @@ from spark_bridge.stream.reader import TopicStreamReader
 from tailrace import Admin, NewTopic, Producer
 from tailrace.core.errors import InvalidSettingError, SchemaMismatchError, UnsupportedBatchError
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kit.spark_reads import Read, running
+from tests.kit.lakes.spark_reads import Read, running
 
 pytestmark = pytest.mark.spark
 FIRST = pa.schema([("id", pa.int32()), ("name", pa.utf8())])

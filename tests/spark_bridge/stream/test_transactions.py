@@ -11,7 +11,7 @@ import pytest
 
 from tailrace import Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kit.committed_topics import fill
+from tests.kit.transactional.committed_topics import fill
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore")]
 

@@ -23,8 +23,8 @@ from tailrace.core.errors import (
     OffsetOutOfRangeError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kit.aio import run, stored, ticking
 from tests.kit.processes import children
+from tests.kit.runs.aio import run, stored, ticking
 
 
 @pytest.fixture

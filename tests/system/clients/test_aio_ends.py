@@ -25,9 +25,9 @@ from tailrace.core.errors import (
     InvalidRequestError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
-from tests.kit.aio import NOWHERE, failure, run, stored
-from tests.kit.forks import REFUSED, USED, in_child
+from tests.kit.hosts.forks import REFUSED, USED, in_child
 from tests.kit.processes import HANG_LIMIT_S, children
+from tests.kit.runs.aio import NOWHERE, failure, run, stored
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ from tailrace.core.errors import (
     UnknownTopicError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kit.aio import NOWHERE, failure, plain_failure, run, sentence
 from tests.kit.processes import children
+from tests.kit.runs.aio import NOWHERE, failure, plain_failure, run, sentence
 
 
 @pytest.fixture

@@ -43,8 +43,8 @@ from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.protocol import messages as requests
 from tailrace.protocol.frame import Api, RequestHeader, decode_response_header, encode_request
 from tests.kit.batches import make_batch, with_wild_buffer
+from tests.kit.peers.produce_call import produce
 from tests.kit.processes import HANG_LIMIT_S
-from tests.kit.produce_call import produce
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ import pytest
 from tailrace import Admin, NewTopic, Producer
 from tailrace.core.errors import ClientClosedError, InvalidRecordError, TailraceError
 from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.hosts.programs import read_values
 from tests.kit.processes import HANG_LIMIT_S, wait_until
-from tests.kit.programs import read_values
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tailrace.core.errors import (
     OffsetOutOfRangeError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kit.topics import create
+from tests.kit.appliances.topics import create
 
 
 class TestConsumer:

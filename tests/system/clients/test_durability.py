@@ -19,9 +19,9 @@ from shm.memory.region import names_with
 from tailrace import Admin, NewTopic, Producer
 from tailrace.core.errors import InvalidSettingError, TailraceError
 from tailrace.format.directory.data_dir import read_identity
-from tests.kit.file_systems import small_file_system
+from tests.kit.appliances.orders import create, kill_everything, produce, read, start
+from tests.kit.hosts.file_systems import small_file_system
 from tests.kit.matrices import short
-from tests.kit.orders import create, kill_everything, produce, read, start
 from tests.kit.processes import HANG_LIMIT_S, children, kill_and_wait_for_successor, wait_until
 
 

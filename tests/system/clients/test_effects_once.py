@@ -1,7 +1,7 @@
 """Consumers killed anywhere, and what came of their effects: exact where the helper says so, off by
 one for each kill where it does not.
 
-The victims and the places where they die: tests/kit/killed_consumers.py.
+The victims and the places where they die: tests/kit/members/killed_consumers.py.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import redis
 
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kit.killed_consumers import AT_ONCE, Plan, run
+from tests.kit.hosts.redis_server import redis_server
 from tests.kit.matrices import short
-from tests.kit.redis_server import redis_server
+from tests.kit.members.killed_consumers import AT_ONCE, Plan, run
 
 COUNT = 3000
 PARTITIONS = 2

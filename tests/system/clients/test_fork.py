@@ -16,9 +16,9 @@ import pytest
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tailrace.core.errors import ClientClosedError
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kit.forks import CHILD_TIMEOUT_S, REFUSED, USED, in_child
+from tests.kit.hosts.forks import CHILD_TIMEOUT_S, REFUSED, USED, in_child
+from tests.kit.hosts.programs import read_values, run_program
 from tests.kit.processes import HANG_LIMIT_S, children
-from tests.kit.programs import read_values, run_program
 
 
 @pytest.fixture

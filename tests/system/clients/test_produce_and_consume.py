@@ -27,8 +27,8 @@ from tailrace.core.errors import (
     SchemaMismatchError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tests.kit.appliances.topics import create, read_all
 from tests.kit.processes import HANG_LIMIT_S
-from tests.kit.topics import create, read_all
 
 
 @pytest.mark.parametrize("acks", [0, 1, "all"])

@@ -18,8 +18,8 @@ from tailrace.format.crc32c import Readable
 from tailrace.protocol import messages as requests
 from tailrace.protocol.frame import API_VERSIONS, Api
 from tests.kit.batches import make_batch
+from tests.kit.peers.raw_client import RawClient
 from tests.kit.processes import children
-from tests.kit.raw_client import RawClient
 
 PARTITIONS = 4
 

@@ -10,8 +10,8 @@ import pytest
 from tailrace import Producer
 from tailrace.core.errors import ClientClosedError, RequestTimeoutError, TailraceError
 from tailrace.embedded_appliance import start_embedded
+from tests.kit.hosts.programs import read_values, run_program
 from tests.kit.processes import HANG_LIMIT_S
-from tests.kit.programs import read_values, run_program
 
 UNCLOSED = """
 import sys

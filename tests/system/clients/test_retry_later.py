@@ -29,8 +29,8 @@ from tailrace import (
 from tailrace.aio import AsyncConsumer
 from tailrace.core.topic_names import retry_topic
 from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.members.queues import fits, read
 from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
-from tests.kit.queues import fits, read
 
 LONG_MS = 60_000
 

@@ -29,7 +29,7 @@ from tailrace.core.errors import (
     UnknownTopicError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
-from tests.kit.forks import REFUSED, in_child
+from tests.kit.hosts.forks import REFUSED, in_child
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 KEYS = [b"", *(b"k%d" % n for n in range(60))]

@@ -33,7 +33,7 @@ from tailrace import (
 from tailrace.aio import AsyncConsumer, AsyncProducer, AsyncShareConsumer
 from tailrace.core.topic_names import dead_letter_name
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kit.queues import make, read
+from tests.kit.members.queues import make, read
 
 LONG_MS = 60_000
 

@@ -25,7 +25,7 @@ from tailrace.format.record_batch.batch_header import (
 from tailrace.kernel.reference_arrow import default_rows, null_headers
 from tailrace.protocol import messages as requests
 from tests.kit.batches import make_batch, reseal
-from tests.kit.produce_call import produce
+from tests.kit.peers.produce_call import produce
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from shm.crash_points import CRASH_POINTS
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tailrace.core.errors import NotReachableError
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kit.backups import (
+from tests.kit.appliances.backups import (
     back_up,
     listed,
     records_in,
@@ -29,9 +29,9 @@ from tests.kit.backups import (
     run_killed_at,
     verify,
 )
-from tests.kit.cleaned_segments import clean_segment, sealed_bases
+from tests.kit.appliances.cleaned_segments import clean_segment, sealed_bases
+from tests.kit.appliances.killed_directories import start
 from tests.kit.cli import TAILRACE, run
-from tests.kit.killed_directories import start
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 SEGMENT_BYTES = 1 << 20

@@ -9,9 +9,9 @@ import pyarrow as pa
 
 import tailrace
 from tailrace import Admin, NewTopic, Producer
-from tests.kit.backups import back_up, records_in, restore
+from tests.kit.appliances.backups import back_up, records_in, restore
+from tests.kit.appliances.killed_directories import start
 from tests.kit.cli import run
-from tests.kit.killed_directories import start
 from tests.kit.processes import HANG_LIMIT_S
 
 COMPACTED = {"cleanup.policy": "compact", "segment.bytes": 1 << 20}

@@ -13,7 +13,7 @@ import pytest
 
 from shm.memory.region import names_with
 from tailrace.format.directory.data_dir import read_identity
-from tests.kit.killed_directories import (
+from tests.kit.appliances.killed_directories import (
     create,
     killed_with_acknowledged_batches_in_the_ring,
     produce,

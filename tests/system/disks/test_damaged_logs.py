@@ -22,7 +22,7 @@ from tailrace import Admin
 from tailrace.core.errors import CorruptBatchError, LogTruncatedError, StorageError
 from tailrace.embedded_appliance import start_embedded
 from tailrace.format.segments.segment import SEGMENT_SUFFIX
-from tests.kit.orders import (
+from tests.kit.appliances.orders import (
     ORDERS,
     consumer,
     create,

@@ -12,7 +12,7 @@ import pytest
 
 from shm.memory.region import names_with
 from tailrace.format.directory.data_dir import read_identity
-from tests.kit.killed_directories import (
+from tests.kit.appliances.killed_directories import (
     create,
     killed_with_acknowledged_batches_in_the_ring,
     produce,
@@ -20,8 +20,8 @@ from tests.kit.killed_directories import (
     refusal,
     start,
 )
+from tests.kit.appliances.running_directories import copy_of_running
 from tests.kit.processes import kill_and_wait_for_successor, shared_memory, wait_until
-from tests.kit.running_directories import copy_of_running
 
 
 def test_a_copy_beside_its_original_leaves_the_originals_memory_alone(

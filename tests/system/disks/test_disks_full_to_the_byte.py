@@ -14,7 +14,7 @@ import pytest
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tailrace.format.directory.data_dir import RESERVE_FILE
-from tests.kit.file_systems import ext4_image, fill_to_the_byte, small_file_system
+from tests.kit.hosts.file_systems import ext4_image, fill_to_the_byte, small_file_system
 from tests.kit.processes import HANG_LIMIT_S, children, wait_until
 
 pytestmark = [

@@ -15,9 +15,9 @@ import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer, TailraceError, TopicPartition
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tests.kit.appliances.console import console_of
 from tests.kit.cli import TAILRACE, run
-from tests.kit.console import console_of
-from tests.kit.file_systems import small_file_system
+from tests.kit.hosts.file_systems import small_file_system
 from tests.kit.matrices import short
 from tests.kit.processes import HANG_LIMIT_S, children, wait_until
 

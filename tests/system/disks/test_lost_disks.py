@@ -14,10 +14,10 @@ from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kit.backups import back_up, records_in, restore
+from tests.kit.appliances.backups import back_up, records_in, restore
+from tests.kit.appliances.killed_directories import start
 from tests.kit.cli import run
-from tests.kit.file_systems import small_file_system
-from tests.kit.killed_directories import start
+from tests.kit.hosts.file_systems import small_file_system
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 pytestmark = [

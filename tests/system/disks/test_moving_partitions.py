@@ -20,8 +20,8 @@ from shm.crash_points import CRASH_POINT_VARIABLE, CRASH_POINTS
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tailrace.core.errors import InvalidRequestError, TailraceError
 from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.appliances.killed_directories import start
 from tests.kit.cli import run
-from tests.kit.killed_directories import start
 from tests.kit.matrices import short
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 

@@ -14,8 +14,8 @@ from appliance.cli.commands.records.consume import EXIT_SKIPPED
 from tailrace import Consumer, TopicPartition
 from tailrace.core.errors import CorruptBatchError
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tests.kit.appliances.damaged_topics import BATCHES, PER_BATCH, TOTAL, damage, fill
 from tests.kit.cli import run
-from tests.kit.damaged_topics import BATCHES, PER_BATCH, TOTAL, damage, fill
 
 PLACES = ("body", "metadata", "header", "magic")
 DAMAGED = (3, 4, 7, BATCHES - 1)

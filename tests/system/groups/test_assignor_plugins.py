@@ -16,10 +16,10 @@ import pytest
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.core.errors import UnsupportedAssignorError
 from tailrace.launcher import __file__ as launcher
-from tests.kit.groups import poll_until, read_until
+from tests.kit.members.groups import poll_until, read_until
+from tests.kit.peers.raw_client import RawClient
+from tests.kit.peers.raw_members import process_named
 from tests.kit.processes import HANG_LIMIT_S, wait_until
-from tests.kit.raw_client import RawClient
-from tests.kit.raw_members import process_named
 
 PLUGIN = """
 def all_to_the_first(members, topics):

@@ -14,8 +14,8 @@ from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidGroupError, InvalidRequestError, InvalidSettingError
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.protocol.frame import Api
-from tests.kit.raw_client import RawClient
-from tests.kit.raw_members import RawMember, committed, insist
+from tests.kit.peers.raw_client import RawClient
+from tests.kit.peers.raw_members import RawMember, committed, insist
 
 RECORDS = 5
 

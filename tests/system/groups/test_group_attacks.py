@@ -20,10 +20,10 @@ from tailrace import Admin, Consumer, NewTopic, Producer, Record, TopicPartition
 from tailrace.core.error_codes import ErrorCode
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.protocol.frame import Api
-from tests.kit.groups import heartbeats, member, poll_until_shared
-from tests.kit.orders import create, start
+from tests.kit.appliances.orders import create, start
+from tests.kit.members.groups import heartbeats, member, poll_until_shared
+from tests.kit.peers.raw_client import RawClient
 from tests.kit.processes import children, wait_until
-from tests.kit.raw_client import RawClient
 
 GROUPS = "tr-groups-0"
 

@@ -17,8 +17,8 @@ from tailrace import Admin, Consumer, NewTopic, OffsetAndMetadata, Producer, Rec
 from tailrace.aio import AsyncAdmin
 from tailrace.core.errors import OffsetOutOfRangeError, UnknownGroupError, UnknownTopicError
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tests.kit.appliances.console import console_of, metrics
 from tests.kit.cli import run
-from tests.kit.console import console_of, metrics
 from tests.kit.processes import children, wait_until
 
 

@@ -24,10 +24,12 @@ from tailrace import Admin, Producer
 from tailrace.core.error_codes import ErrorCode
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.protocol.frame import Api
+from tests.kit.appliances.orders import create, produce, read, start
 from tests.kit.cli import TAILRACE
-from tests.kit.file_systems import small_file_system
+from tests.kit.hosts.file_systems import small_file_system
 from tests.kit.matrices import short
-from tests.kit.orders import create, produce, read, start
+from tests.kit.peers.raw_client import RawClient
+from tests.kit.peers.raw_members import RawMember, committed, insist, process_named
 from tests.kit.processes import (
     HANG_LIMIT_S,
     children,
@@ -36,8 +38,6 @@ from tests.kit.processes import (
     shared_memory,
     wait_until,
 )
-from tests.kit.raw_client import RawClient
-from tests.kit.raw_members import RawMember, committed, insist, process_named
 
 FOUR = {("orders", partition): 0 for partition in range(4)}
 GROUPS = "tr-groups-0"

@@ -31,7 +31,8 @@ from tailrace.core.errors import (
     UnsupportedAssignorError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kit.groups import (
+from tests.kit.appliances.topics import create
+from tests.kit.members.groups import (
     MemberProcess,
     Remembers,
     member,
@@ -41,7 +42,6 @@ from tests.kit.groups import (
     read_until,
 )
 from tests.kit.processes import HANG_LIMIT_S
-from tests.kit.topics import create
 
 PARTITIONS = 4
 RECORDS = 400

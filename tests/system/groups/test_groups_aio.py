@@ -18,8 +18,8 @@ from tailrace.core.errors import (
     OffsetOutOfRangeError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kit.aio import run
-from tests.kit.topics import create
+from tests.kit.appliances.topics import create
+from tests.kit.runs.aio import run
 
 PARTITIONS = 4
 RECORDS = 200

@@ -25,7 +25,8 @@ from tailrace import Admin, Consumer, Producer, Record, TopicPartition
 from tailrace.client.connections.runtime import SYSTEM
 from tailrace.core.errors import ClientClosedError, CommitFailedError, InvalidRequestError
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
-from tests.kit.groups import (
+from tests.kit.appliances.topics import create
+from tests.kit.members.groups import (
     Remembers,
     heartbeats,
     member,
@@ -35,7 +36,6 @@ from tests.kit.groups import (
     read_until,
 )
 from tests.kit.processes import HANG_LIMIT_S, children, kill_and_wait_for_successor, wait_until
-from tests.kit.topics import create
 
 PARTITIONS = 4
 RECORDS = 200

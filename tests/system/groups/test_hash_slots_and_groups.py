@@ -15,11 +15,11 @@ from appliance.cli.main import tailrace
 from tailrace import Admin, Consumer, Producer, TopicPartition
 from tailrace.core.error_codes import ErrorCode
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tests.kit.members.slot_load import KEYS, Load, add_partitions, create
+from tests.kit.members.slots import described
+from tests.kit.peers.raw_client import RawClient
+from tests.kit.peers.raw_members import RawMember
 from tests.kit.processes import kill_and_wait_for_successor, wait_until
-from tests.kit.raw_client import RawClient
-from tests.kit.raw_members import RawMember
-from tests.kit.slot_load import KEYS, Load, add_partitions, create
-from tests.kit.slots import described
 
 
 @pytest.fixture

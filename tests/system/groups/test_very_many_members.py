@@ -16,10 +16,10 @@ from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.core.error_codes import ErrorCode
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.protocol.frame import Api
-from tests.kit.groups import read_until
+from tests.kit.members.groups import read_until
+from tests.kit.peers.raw_client import RawClient
+from tests.kit.peers.raw_members import insist
 from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
-from tests.kit.raw_client import RawClient
-from tests.kit.raw_members import insist
 
 MANY = 10_000
 AT_ONCE = 32

@@ -17,13 +17,13 @@ import pytest
 
 from tailrace import Admin, NewTopic, Producer
 from tailrace.core.errors import TailraceError
-from tests.kit.file_systems import small_file_system
-from tests.kit.killed_directories import (
+from tests.kit.appliances.killed_directories import (
     create,
     produce,
     read,
     start,
 )
+from tests.kit.hosts.file_systems import small_file_system
 from tests.kit.processes import HANG_LIMIT_S, children, shared_memory, wait_until
 
 

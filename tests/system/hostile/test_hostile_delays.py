@@ -29,8 +29,8 @@ from tailrace.format.schema import delay_schema, to_message
 from tailrace.kernel.reference_arrow import default_rows
 from tailrace.protocol import messages as requests
 from tailrace.protocol.frame import Api
+from tests.kit.peers.produce_call import produce
 from tests.kit.processes import HANG_LIMIT_S, wait_until
-from tests.kit.produce_call import produce
 
 HOUR = dt.timedelta(hours=1)
 

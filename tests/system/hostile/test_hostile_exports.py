@@ -18,7 +18,7 @@ from tailrace import Admin, NewTopic, Producer
 from tailrace.core.errors import InvalidRequestError, InvalidSettingError, StorageError
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.export.export import Export
-from tests.kit.exports import rows, run, send, sent, values, visible
+from tests.kit.lakes.exports import rows, run, send, sent, values, visible
 
 ROWS = 60
 

@@ -28,8 +28,8 @@ from tailrace.producer.producer import Producer
 from tailrace.protocol import messages as requests
 from tailrace.protocol.frame import Api
 from tailrace.protocol.messages import FetchEntry, FetchRequest
+from tests.kit.peers.raw_zmtp import RawPeer, crowd, frame, message
 from tests.kit.processes import HANG_LIMIT_S, children, shared_memory, wait_until
-from tests.kit.raw_zmtp import RawPeer, crowd, frame, message
 
 MIB = 1 << 20
 ATTACK_BYTES = 600 * MIB

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kit.booted_systemd import (
+from tests.kit.hosts.booted_systemd import (
     BootedSystemd,
     booted_systemd,
     install_program,
     namespaces_work,
 )
-from tests.kit.installed import ROOT
+from tests.kit.hosts.installed import ROOT
 from tests.kit.processes import wait_until
 
 FILE = ROOT / "deploy" / "Containerfile"

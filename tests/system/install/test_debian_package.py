@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kit.booted_systemd import BootedSystemd, booted_systemd, namespaces_work
-from tests.kit.installed import ROOT
+from tests.kit.hosts.booted_systemd import BootedSystemd, booted_systemd, namespaces_work
+from tests.kit.hosts.installed import ROOT
 from tests.kit.processes import wait_until
 
 pytestmark = [

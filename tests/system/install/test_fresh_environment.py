@@ -14,7 +14,7 @@ import venv
 
 import pytest
 
-from tests.kit.installed import ROOT, build_wheel
+from tests.kit.hosts.installed import ROOT, build_wheel
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 pytestmark = pytest.mark.long  # a wheel is built, and pip fetches what it asks for

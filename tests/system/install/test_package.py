@@ -24,7 +24,7 @@ from appliance.supervise.processes.restart_policy import ExitCode
 from tailrace import kernel, launcher
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.kernel.build import NotCompiledError, compile_kernel
-from tests.kit.installed import ROOT, build_wheel, install, requirements, top_level_names
+from tests.kit.hosts.installed import ROOT, build_wheel, install, requirements, top_level_names
 from tests.kit.processes import HANG_LIMIT_S
 
 pytestmark = pytest.mark.long  # wheels are built and installed: a minute

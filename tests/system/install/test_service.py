@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kit.booted_systemd import (
+from tests.kit.hosts.booted_systemd import (
     CHECKOUT,
     PREFIX,
     PROGRAM,

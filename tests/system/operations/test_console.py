@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from appliance.config.settings import Settings
 from tailrace import Admin, NewTopic, Producer, TopicPartition
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
-from tests.kit.console import console_of, get, metrics
+from tests.kit.appliances.console import console_of, get, metrics
 from tests.kit.processes import HANG_LIMIT_S, children, kill_and_wait_for_successor, wait_until
 
 

@@ -20,8 +20,8 @@ from appliance.observe.console.token import read_token
 from appliance.observe.open_connections import STREAMS_MAX
 from tailrace import Admin, Consumer, NewTopic, Producer, ShareConsumer
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tests.kit.appliances.console import console_of
 from tests.kit.cli import run
-from tests.kit.console import console_of
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 SCRIPT = "<img src=x onerror=\"document.title='taken'\">"

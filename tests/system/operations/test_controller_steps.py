@@ -18,8 +18,8 @@ from shm.memory.layout import Role
 from tailrace.core.error_codes import ErrorCode
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tailrace.protocol.frame import Api
+from tests.kit.peers.raw_client import RawClient
 from tests.kit.processes import children, commits_of
-from tests.kit.raw_client import RawClient
 
 
 @pytest.fixture

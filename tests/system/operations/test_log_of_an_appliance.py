@@ -21,9 +21,9 @@ from tailrace import (
     UnknownTopicError,
     embedded,
 )
-from tests.kit.console import console_of, metrics
+from tests.kit.appliances.console import console_of, metrics
+from tests.kit.appliances.served import served
 from tests.kit.processes import HANG_LIMIT_S
-from tests.kit.served import served
 
 _LINE = re.compile(r"\S+ \S+ (?P<level>[A-Z]+) process=tr-[\w-]+ (?P<event>[a-z_]+)(?P<rest>.*)")
 

@@ -9,8 +9,8 @@ import pytest
 
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import start_embedded
+from tests.kit.appliances.console import console_of
 from tests.kit.cli import run
-from tests.kit.console import console_of
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 

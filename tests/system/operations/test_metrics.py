@@ -20,9 +20,9 @@ from tailrace import Admin, Consumer, NewTopic, Producer, UnknownTopicError
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.records import Record
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
-from tests.kit.console import console_of, get, metrics
+from tests.kit.appliances.console import console_of, get, metrics
+from tests.kit.peers.raw_client import RawClient
 from tests.kit.processes import HANG_LIMIT_S, wait_until
-from tests.kit.raw_client import RawClient
 
 ROOT = pathlib.Path(__file__).parents[3]
 RULES = ROOT / "deploy" / "prometheus"

@@ -22,9 +22,9 @@ from tailrace import (
     Producer,
     TailraceError,
 )
+from tests.kit.appliances.served import Served, served
 from tests.kit.cli import run
 from tests.kit.processes import wait_until
-from tests.kit.served import Served, served
 
 BROKER = ConfigResource("broker")
 

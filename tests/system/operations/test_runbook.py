@@ -20,16 +20,16 @@ import pytest
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicExistsError
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tailrace.format.directory.partition_metadata import PARTITION_FILE
-from tests.kit import damaged_topics
+from tests.kit.appliances import damaged_topics
 from tests.kit.cli import run
-from tests.kit.documents import ROOT
-from tests.kit.file_systems import small_file_system
+from tests.kit.hosts.file_systems import small_file_system
 from tests.kit.processes import (
     HANG_LIMIT_S,
     children,
     kill_and_wait_for_successor,
     wait_until,
 )
+from tests.kit.runs.documents import ROOT
 
 DATA_DIR, BACKUPS, SECOND = "/var/lib/tailrace", "/mnt/backup/tailrace", "/disk2/tailrace"
 """As the page names them."""

@@ -14,8 +14,8 @@ import pytest
 from appliance.observe.console.token import ensure_token
 from tailrace import Admin, NewTopic, Producer, TailraceError
 from tailrace.embedded_appliance import start_embedded
+from tests.kit.appliances.console import console_of
 from tests.kit.cli import run
-from tests.kit.console import console_of
 from tests.kit.processes import HANG_LIMIT_S
 
 PLANTED = "hunter2-planted"

@@ -28,9 +28,9 @@ from tailrace.core.errors import (
 )
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.export.export import Export
-from tests.kit.exports import DAY_MS, HOUR_MS, entries, rows, run, send, sent, values, visible
-from tests.kit.file_systems import small_file_system
-from tests.kit.killed_exports import killed_exports
+from tests.kit.hosts.file_systems import small_file_system
+from tests.kit.lakes.exports import DAY_MS, HOUR_MS, entries, rows, run, send, sent, values, visible
+from tests.kit.lakes.killed_exports import killed_exports
 
 ROWS = 600
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")

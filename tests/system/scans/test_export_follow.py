@@ -18,7 +18,7 @@ from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tailrace.export.checkpoint import Commit
 from tailrace.export.export import Export, OffsetLost
 from tailrace.export.source import TopicSource
-from tests.kit.exports import DAY_MS, entries, rows, run, send, sent, values
+from tests.kit.lakes.exports import DAY_MS, entries, rows, run, send, sent, values
 from tests.kit.processes import HANG_LIMIT_S
 
 # ---- what was lost -------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Exports to Delta and Iceberg tables: rows and offsets in one commit of the table.
 
 With the packages where they are installed (`make test-all` does it), else with stand-ins that have
-the same calls (`tests/kit/lake_stand_ins.py`): those prove what is called when, not what the
+the same calls (`tests/kit/lakes/lake_stand_ins.py`): those prove what is called when, not what the
 packages make of it.
 """
 
@@ -20,7 +20,7 @@ from tailrace import Admin, NewTopic, Producer
 from tailrace.core.errors import InvalidRequestError, NotSupportedError, StorageError
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.export.export import Export
-from tests.kit import lake_stand_ins
+from tests.kit.lakes import lake_stand_ins
 
 IS_INSTALLED = {
     "delta": importlib.util.find_spec("deltalake") is not None,

@@ -38,7 +38,7 @@ from tailrace.scanning.batch_decoder import BATCH_ROWS
 from tailrace.scanning.options import Bounds, build_settings
 from tailrace.scanning.planner import plan
 from tailrace.scanning.remote_source import RemoteSource
-from tests.kit.running_directories import copy_of_running
+from tests.kit.appliances.running_directories import copy_of_running
 
 ROWS = 1_200
 LEASES = "SELECT count(*) FROM leases WHERE ends_us > 0"

@@ -28,11 +28,11 @@ from tailrace import (
 )
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tailrace.protocol.frame import Api
+from tests.kit.appliances.secured import secured
+from tests.kit.appliances.served import served
 from tests.kit.cli import run
-from tests.kit.file_systems import small_file_system
+from tests.kit.hosts.file_systems import small_file_system
 from tests.kit.processes import HANG_LIMIT_S, kill_and_wait_for_successor, wait_until
-from tests.kit.secured import secured
-from tests.kit.served import served
 
 KEY = "a-planted-secret-of-the-audit-log"
 BACKUP_KEY = "a-planted-secret-of-the-backups"

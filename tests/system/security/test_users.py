@@ -36,11 +36,11 @@ from tailrace.core.errors import (
 )
 from tailrace.protocol.frame import Api
 from tailrace.protocol.messages import FetchEntry, FetchRequest, encode_json
+from tests.kit.appliances.secured import Users, acl, new_keys, secured
 from tests.kit.batches import make_batch
-from tests.kit.needs import CASES
+from tests.kit.peers.needs import CASES
+from tests.kit.peers.raw_client import RawClient
 from tests.kit.processes import kill_and_wait_for_successor, wait_until
-from tests.kit.raw_client import RawClient
-from tests.kit.secured import Users, acl, new_keys, secured
 
 WAIT_MS = 60_000
 
@@ -460,7 +460,7 @@ def test_a_client_cannot_name_its_own_user(users: Users) -> None:
 
 
 def _server_key(users: Users) -> bytes:
-    from tests.kit.secured import server_key
+    from tests.kit.appliances.secured import server_key
 
     return server_key(users.appliance).encode()
 

@@ -14,7 +14,7 @@ from tailrace import Admin, Consumer, InvalidSettingError, NewTopic, Producer
 from tailrace.aio import AsyncAdmin
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.cli import run
-from tests.kit.queues import LONG_MS
+from tests.kit.members.queues import LONG_MS
 
 
 def derive(appliance: EmbeddedAppliance, topic: str, **configs: Any) -> None:

@@ -16,8 +16,8 @@ import pytest
 from tailrace import Admin, InvalidRecordError, InvalidRequestError, LockLostError, StorageError
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.share.acquired.fetch_loop import Found, ShareFetchLoop
+from tests.kit.members.queues import LONG_MS, make, poll_until, share, start_offset, take
 from tests.kit.processes import kill_and_wait_for_successor
-from tests.kit.queues import LONG_MS, make, poll_until, share, start_offset, take
 
 
 def test_a_loop_that_is_left_early_loses_nothing_of_what_it_did_not_take(

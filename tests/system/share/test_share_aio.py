@@ -28,10 +28,10 @@ from tailrace import (
 from tailrace.aio import AsyncShareConsumer
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.share.record import ShareRecord
-from tests.kit.aio import run, ticking
-from tests.kit.cancellation import CancelledAt
+from tests.kit.members.queues import LONG_MS, fill, make, read, share, start_offset
 from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
-from tests.kit.queues import LONG_MS, fill, make, read, share, start_offset
+from tests.kit.runs.aio import run, ticking
+from tests.kit.runs.cancellation import CancelledAt
 
 CANCELLED_WAITS = 10
 

@@ -21,8 +21,8 @@ from tailrace import (
 )
 from tailrace.core.topic_names import dead_letter_name
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
-from tests.kit import damaged_topics
-from tests.kit.queues import LONG_MS, fill, fits, make, read, share, start_offset, take
+from tests.kit.appliances import damaged_topics
+from tests.kit.members.queues import LONG_MS, fill, fits, make, read, share, start_offset, take
 
 
 def test_poison_ends_in_the_dead_letter_topic_and_the_rest_goes_on(

@@ -29,8 +29,7 @@ from tailrace import (
 )
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.share.record import ShareRecord
-from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
-from tests.kit.queues import (
+from tests.kit.members.queues import (
     LONG_MS,
     describe,
     fill,
@@ -41,6 +40,7 @@ from tests.kit.queues import (
     start_offset,
     take,
 )
+from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
 
 
 def test_many_consumers_of_one_partition_accept_each_record_once(

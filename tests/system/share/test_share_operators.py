@@ -11,7 +11,7 @@ import pytest
 from tailrace import Admin, GroupNotEmptyError, TopicPartition, UnknownGroupError
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.cli import run
-from tests.kit.queues import (
+from tests.kit.members.queues import (
     LONG_MS,
     describe,
     fill,

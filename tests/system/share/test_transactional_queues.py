@@ -27,9 +27,9 @@ from tailrace import (
 )
 from tailrace.aio import AsyncProducer, AsyncShareConsumer
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kit.orders import kill_everything, start
+from tests.kit.appliances.orders import kill_everything, start
+from tests.kit.members.queues import make, share, start_offset, take
 from tests.kit.processes import HANG_LIMIT_S, kill_and_wait_for_successor, wait_until
-from tests.kit.queues import make, share, start_offset, take
 
 
 def outputs(appliance: EmbeddedAppliance, topic: str, count: int) -> list[bytes]:

@@ -13,7 +13,7 @@ import tailrace
 from tailrace import Admin, NewTopic, Producer, Table
 from tailrace.core.errors import InvalidRecordError, InvalidSettingError
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kit.topics import create, read_all
+from tests.kit.appliances.topics import create, read_all
 
 FRAME = pa.table({"id": pa.array([1, 2], pa.int64()), "name": ["a", "b"], "price": [1.5, 2.5]})
 COMPACT: dict[str, Any] = {"cleanup.policy": "compact"}

@@ -22,7 +22,7 @@ import tailrace
 from tailrace import Admin, ConfigResource, Consumer, NewTopic, Producer, Table, TopicPartition
 from tailrace.core.errors import CorruptBatchError, InvalidSettingError, RequestTimeoutError
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
-from tests.kit import backups
+from tests.kit.appliances import backups
 from tests.kit.cli import run
 from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
 

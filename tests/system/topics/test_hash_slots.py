@@ -38,10 +38,10 @@ from tailrace.protocol.frame import Api
 from tailrace.protocol.messages import ProduceRequest, encode_produce
 from tests.kit.batches import make_batch
 from tests.kit.matrices import short
+from tests.kit.members.slot_load import KEYS, Load, add_partitions, create
+from tests.kit.members.slots import check_order, described, logs_of
+from tests.kit.peers.raw_client import RawClient
 from tests.kit.processes import HANG_LIMIT_S, kill_and_wait_for_successor, wait_until
-from tests.kit.raw_client import RawClient
-from tests.kit.slot_load import KEYS, Load, add_partitions, create
-from tests.kit.slots import check_order, described, logs_of
 
 
 @pytest.fixture

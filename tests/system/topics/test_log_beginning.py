@@ -8,7 +8,7 @@ import pytest
 
 from tailrace import Admin, Consumer, TopicPartition
 from tailrace.core.errors import InvalidRequestError, OffsetOutOfRangeError
-from tests.kit.orders import (
+from tests.kit.appliances.orders import (
     ORDERS,
     consumer,
     create,

@@ -24,8 +24,8 @@ from tailrace import (
 )
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.idempotent import SqlSink
-from tests.kit.groups import poll_until, read_until
-from tests.kit.queues import share, take
+from tests.kit.members.groups import poll_until, read_until
+from tests.kit.members.queues import share, take
 
 COUNT = 10
 LONG_MS = 60_000

@@ -15,7 +15,7 @@ import pytest
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.core.errors import UnknownTopicError
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
-from tests.kit.console import console_of, get
+from tests.kit.appliances.console import console_of, get
 from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
 
 SCHEDULER = "tr-scheduler-0"

@@ -25,11 +25,12 @@ import tailrace
 from tailrace import Admin, Consumer, NewTopic, Producer, Table, TopicPartition
 from tailrace.aio import AsyncConsumer
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
-from tests.kit import backups, exports
-from tests.kit.cleaned_segments import clean_partition
+from tests.kit.appliances import backups
+from tests.kit.appliances.cleaned_segments import clean_partition
 from tests.kit.cli import run
+from tests.kit.lakes import exports
+from tests.kit.members.queues import share, start_offset
 from tests.kit.processes import HANG_LIMIT_S, wait_until
-from tests.kit.queues import share, start_offset
 
 ROWS = 2_400
 KEYS = 300
@@ -402,7 +403,7 @@ def test_a_directory_is_scanned_without_an_appliance(
 
 @pytest.mark.spark
 def test_spark_reads_and_streams_the_rows_that_are_left(cleaned: Cleaned) -> None:
-    from tests.kit.spark_reads import Query, Read
+    from tests.kit.lakes.spark_reads import Query, Read
 
     for topic in ("plain", "moved"):
         rows = cleaned.rows[topic]

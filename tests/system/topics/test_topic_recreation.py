@@ -20,7 +20,7 @@ from tailrace.aio import AsyncConsumer, AsyncProducer
 from tailrace.core.errors import SchemaMismatchError, UnknownTopicError
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.idempotent import DedupTable, SqlSink
-from tests.kit.topics import read_all
+from tests.kit.appliances.topics import read_all
 
 PATIENT: dict[str, Any] = {"delivery_timeout_ms": 60_000, "retry_backoff_ms": 10}
 

@@ -30,10 +30,10 @@ from tailrace.core.errors import (
     UnknownTopicError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tests.kit.appliances.topics import read_all
 from tests.kit.cli import run
-from tests.kit.file_systems import fill_to_the_byte, small_file_system
+from tests.kit.hosts.file_systems import fill_to_the_byte, small_file_system
 from tests.kit.processes import HANG_LIMIT_S, comm, wait_until
-from tests.kit.topics import read_all
 
 KEPT: dict[str, Any] = {"topic.delete.retention.ms": "3600000"}
 

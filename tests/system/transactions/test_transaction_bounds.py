@@ -25,10 +25,10 @@ from tailrace.core.error_codes import ErrorCode
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.format.record_batch.batch_header import checksum_seed
 from tailrace.protocol.frame import JSON_MAX_BYTES, Api
+from tests.kit.appliances.killed_directories import kill_everything, start
 from tests.kit.batches import make_batch
-from tests.kit.killed_directories import kill_everything, start
+from tests.kit.peers.raw_client import RawClient
 from tests.kit.processes import HANG_LIMIT_S, children, kill_and_wait_for_successor
-from tests.kit.raw_client import RawClient
 
 OWNERS, BRANCHES = 5, 1_000
 GIGABYTES = 2

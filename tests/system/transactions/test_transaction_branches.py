@@ -27,9 +27,9 @@ from tailrace import (
 )
 from tailrace.aio import AsyncProducer
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kit.branch_writer import BranchWriterProcess
-from tests.kit.orders import kill_everything, start
+from tests.kit.appliances.orders import kill_everything, start
 from tests.kit.processes import HANG_LIMIT_S, kill_and_wait_for_successor, wait_until
+from tests.kit.transactional.branch_writer import BranchWriterProcess
 
 
 @pytest.fixture

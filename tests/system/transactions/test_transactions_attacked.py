@@ -21,10 +21,10 @@ from tailrace.core.errors import (
     TransactionAbortedError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
-from tests.kit.file_systems import small_file_system
-from tests.kit.killed_directories import kill_everything
+from tests.kit.appliances.killed_directories import kill_everything
+from tests.kit.hosts.file_systems import small_file_system
+from tests.kit.log_files.transaction_files import flip_bit_in, markers_in
 from tests.kit.processes import HANG_LIMIT_S, children, wait_until
-from tests.kit.transaction_files import flip_bit_in, markers_in
 
 SMALL = {"journal_bytes": 1 << 20, "ring_bytes": 4 << 20}
 

@@ -14,7 +14,7 @@ from tailrace import Consumer, Producer, TopicPartition
 from tailrace.aio import AsyncConsumer
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.cli import run
-from tests.kit.committed_topics import ROUNDS, fill
+from tests.kit.transactional.committed_topics import ROUNDS, fill
 
 
 def test_consumers_scans_and_queues_show_what_was_committed(

@@ -13,7 +13,7 @@ import pytest
 
 from tailrace import InvalidRequestError, TopicPartition
 from tailrace.idempotent import SqlSink
-from tests.kit.databases import CONNECT, Databases, LogReader, record, write
+from tests.kit.hosts.databases import CONNECT, Databases, LogReader, record, write
 
 ORDERS = TopicPartition("orders", 0)
 INSERT = "INSERT INTO sales (partition_number, record_offset) VALUES (?, ?)"

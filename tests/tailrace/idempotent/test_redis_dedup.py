@@ -14,9 +14,9 @@ from redis.retry import Retry
 
 from tailrace import InvalidRequestError, InvalidSettingError
 from tailrace.idempotent import RedisGuard
-from tests.kit.databases import record
+from tests.kit.hosts.databases import record
+from tests.kit.hosts.redis_server import redis_server
 from tests.kit.processes import wait_until
-from tests.kit.redis_server import redis_server
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from tailrace import InvalidRequestError, InvalidSettingError, Record
 from tailrace.core.records import TopicName
 from tailrace.idempotent import DedupTable, update_if_version
 from tailrace.idempotent.dbapi import bound, is_integrity_error, key_bytes, paramstyle_of
-from tests.kit.databases import CONNECT, Databases, record, write
+from tests.kit.hosts.databases import CONNECT, Databases, record, write
 
 
 @pytest.fixture(params=CONNECT)

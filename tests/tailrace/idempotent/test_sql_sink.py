@@ -28,7 +28,7 @@ from tailrace import (
 )
 from tailrace.idempotent import OffsetsMovedError, SqlSink
 from tailrace.share.record import with_delivery_count
-from tests.kit.databases import CONNECT, Databases, LogReader, record, write
+from tests.kit.hosts.databases import CONNECT, Databases, LogReader, record, write
 
 ORDERS = TopicPartition("orders", 0)
 OTHER = TopicPartition("orders", 1)

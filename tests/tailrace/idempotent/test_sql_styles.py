@@ -17,7 +17,7 @@ import sqlalchemy
 
 from tailrace import TopicPartition
 from tailrace.idempotent import DedupTable, OffsetsMovedError, SqlSink, update_if_version
-from tests.kit.databases import LogReader, record
+from tests.kit.hosts.databases import LogReader, record
 
 ORDERS = TopicPartition("orders", 0)
 MARKS = {

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tailrace.client.records.partitioners import DefaultPartitioner
 from tailrace.core.errors import TailraceError
 from tailrace.producer.producer import Producer
-from tests.kit.lone_producers import PARTITIONS, ignore, producer
+from tests.kit.peers.lone_producers import PARTITIONS, ignore, producer
 
 LONG_WAY: Any = Producer.send.__wrapped__  # type: ignore[attr-defined]
 

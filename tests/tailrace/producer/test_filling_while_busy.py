@@ -19,7 +19,7 @@ from tailrace.producer.sending.in_flight_requests import OWN_FRAME_BYTES, SLOW_N
 from tailrace.producer.sending.sender import Sender
 from tailrace.protocol import messages as requests
 from tailrace.protocol.frame import PRODUCE_FRAMES_MAX
-from tests.kit.scripted_front import MS, Driven, ScriptedFront
+from tests.kit.peers.scripted_front import MS, Driven, ScriptedFront
 
 Made = Callable[..., Driven]
 

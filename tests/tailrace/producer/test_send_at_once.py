@@ -26,7 +26,7 @@ from tailrace.producer.batches.producer_batch import (
     BatchState,
 )
 from tailrace.producer.producer import Producer
-from tests.kit.lone_producers import ignore, producer
+from tests.kit.peers.lone_producers import ignore, producer
 
 HEADERS: list[Any] = [("h", bytearray(b"v"))]
 """They need thought."""

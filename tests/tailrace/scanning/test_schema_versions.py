@@ -12,7 +12,7 @@ from tailrace.batch import arrow_codec
 from tailrace.format.schema import to_message
 from tailrace.scanning.local_source import LocalSource, read_partition_file
 from tests.kit.batches import SEED, TIME_US, stamped
-from tests.kit.logs import assignment
+from tests.kit.log_files.logs import assignment
 from workers.log.files.active_segment import PendingBatch
 from workers.log.partition_log import PartitionLog
 from workers.segment.files import DiskFiles

@@ -17,8 +17,8 @@ from tailrace.scanning.local_source import LocalSource, read_partition_file
 from tailrace.scanning.options import ScanSettings
 from tailrace.scanning.remote_source import RemoteSource
 from tests.kit.batches import TOPIC_ID
-from tests.kit.file_fronts import FileFront
-from tests.kit.transaction_logs import TransactionLog, grow
+from tests.kit.log_files.file_fronts import FileFront
+from tests.kit.log_files.transaction_logs import TransactionLog, grow
 
 
 def local(log: TransactionLog, *, headers_only: bool = False) -> LocalSource:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 
 from tailrace.share.settings import ShareConsumerSettings
-from tests.kit.documents import ROOT, check_part
+from tests.kit.runs.documents import ROOT, check_part
 
 
 def test_the_table_of_settings() -> None:

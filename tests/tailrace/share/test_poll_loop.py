@@ -38,9 +38,9 @@ from tailrace.share.poll_loop import SharePollLoop
 from tailrace.share.requests import Acquired
 from tailrace.share.settings import ShareConsumerSettings
 from tailrace.share.undeliverable import REJECTED
-from tests.kit.aio import run
+from tests.kit.appliances.topics import described
 from tests.kit.batches import TOPIC_ID
-from tests.kit.topics import described
+from tests.kit.runs.aio import run
 
 KEY = TopicPartition("t", 0)
 NEVER_NS = 1 << 62

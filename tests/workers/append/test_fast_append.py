@@ -33,8 +33,8 @@ from tailrace.kernel import reference_codec
 from tailrace.kernel.batch_shape import shape_of
 from tests.fuzz.mutations import mutate_batch
 from tests.kit.batches import SEED, TIME_US, make_batch, reseal, with_wild_buffer
-from tests.kit.logs import Bench, assignment, simulated_regions
-from tests.kit.simdisk import SimDisk, SimFiles
+from tests.kit.log_files.logs import Bench, assignment, simulated_regions
+from tests.kit.log_files.simdisk import SimDisk, SimFiles
 from workers.append import worker as worker_module
 from workers.flush.flusher import FlusherSettings
 

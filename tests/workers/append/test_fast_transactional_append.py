@@ -13,9 +13,9 @@ from shm.memory.layout import FLAG_TRANSACTIONAL
 from shm.messages.lane_messages import LaneKind
 from shm.queues.lane import LaneMessage
 from tailrace import kernel
-from tests.kit.coordinator import ABORT, COMMIT, PID, SEALED, Coordinator, transactional
-from tests.kit.logs import Bench, assignment, simulated_regions
-from tests.kit.simdisk import SimDisk, SimFiles
+from tests.kit.log_files.logs import Bench, assignment, simulated_regions
+from tests.kit.log_files.simdisk import SimDisk, SimFiles
+from tests.kit.stepped.coordinator import ABORT, COMMIT, PID, SEALED, Coordinator, transactional
 from workers.flush.flusher import FlusherSettings
 
 compiled_only = pytest.mark.skipif(

@@ -9,8 +9,8 @@ import dataclasses
 from shm.messages.transaction_messages import Outcome
 from tailrace.format.record_batch.batch_header import checksum_seed
 from tests.kit.batches import TOPIC_ID, make_batch
-from tests.kit.coordinator import PID, Coordinator, make_bench, results, transactional
-from tests.kit.logs import Bench, assignment
+from tests.kit.log_files.logs import Bench, assignment
+from tests.kit.stepped.coordinator import PID, Coordinator, make_bench, results, transactional
 
 OTHER_ID = bytes(16)
 

@@ -30,7 +30,9 @@ from tailrace.format.record_batch.batch_header import (
 )
 from tailrace.format.record_batch.control_batch import MarkerTemplate
 from tests.kit.batches import SEED, make_batch, reseal
-from tests.kit.coordinator import (
+from tests.kit.log_files.logs import Bench, assignment, simulated_regions
+from tests.kit.log_files.simdisk import SimDisk, SimFiles
+from tests.kit.stepped.coordinator import (
     ABORT,
     COMMIT,
     FENCED,
@@ -44,8 +46,6 @@ from tests.kit.coordinator import (
     results,
     transactional,
 )
-from tests.kit.logs import Bench, assignment, simulated_regions
-from tests.kit.simdisk import SimDisk, SimFiles
 from workers.append import coordinator_reports
 from workers.append.coordinator_reports import OPENED_AFTER_NS
 from workers.append.decision_progress import SETTLED_AFTER_NS
@@ -360,7 +360,7 @@ def test_a_ring_that_is_full_delays_markers_and_each_is_written_once() -> None:
 
 
 def test_a_transaction_over_a_thousand_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    import tests.kit.logs as kit
+    import tests.kit.log_files.logs as kit
     from shm.memory.layout import LaneLayout, RegionKind, TableLayout
     from tests.kit import memory
 
@@ -394,7 +394,7 @@ def test_a_transaction_over_a_thousand_partitions(monkeypatch: pytest.MonkeyPatc
 def test_thousands_of_transactions_open_in_one_partition_end_by_one_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import tests.kit.logs as kit
+    import tests.kit.log_files.logs as kit
 
     monkeypatch.setattr(kit, "CHECKED_EVERY", 10_000)
     monkeypatch.setattr(producer_state, "KEPT", 16)

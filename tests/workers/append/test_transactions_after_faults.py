@@ -1,7 +1,7 @@
 """Transactions at a worker that is killed, restarted, fed again, or whose partitions come and go.
 
 The coordinator is the test: its rows and registrations outlive everything
-(`tests.kit.coordinator`).
+(`tests.kit.stepped.coordinator`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from shm.memory.layout import SlotState
 from shm.messages.transaction_messages import DecidedTransaction, Decision, RegisteredProducer
 from tailrace.core.error_codes import ErrorCode
 from tests.kit.batches import make_batch
-from tests.kit.coordinator import (
+from tests.kit.log_files.logs import Bench, assignment, simulated_regions
+from tests.kit.log_files.simdisk import SimDisk, SimFiles
+from tests.kit.stepped.coordinator import (
     ABORT,
     COMMIT,
     FENCED,
@@ -30,8 +32,6 @@ from tests.kit.coordinator import (
     results,
     transactional,
 )
-from tests.kit.logs import Bench, assignment, simulated_regions
-from tests.kit.simdisk import SimDisk, SimFiles
 from workers.append import partitions
 from workers.append.decision_progress import SETTLED_AFTER_NS
 from workers.append.transactions import RETRY_NS

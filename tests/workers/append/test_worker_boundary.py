@@ -19,8 +19,8 @@ from shm.tables.invariants import CheckedBuffer
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.record_batch.batch_header import checksum_seed
 from tests.kit.batches import TOPIC_ID, make_batch
-from tests.kit.logs import Bench, assignment, bench, simulated_regions
-from tests.kit.simdisk import SimDisk, SimFiles
+from tests.kit.log_files.logs import Bench, assignment, bench, simulated_regions
+from tests.kit.log_files.simdisk import SimDisk, SimFiles
 from workers.append import batch_validation as batch_checks
 from workers.append import partitions
 from workers.append import worker as worker_module

@@ -19,7 +19,7 @@ from shm.tables.partition_table import CleaningState
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.segments.segment import file_name, segment_bases
 from tests.kit.batches import TOPIC_ID
-from tests.kit.compacted_logs import (
+from tests.kit.log_files.compacted_logs import (
     CLEANER_POINTS,
     SWAP_POINTS,
     Killed,
@@ -29,8 +29,8 @@ from tests.kit.compacted_logs import (
     die,
     encoded,
 )
-from tests.kit.logs import Bench, bench, simulated_regions
-from tests.kit.simdisk import SimDisk, SimFiles
+from tests.kit.log_files.logs import Bench, bench, simulated_regions
+from tests.kit.log_files.simdisk import SimDisk, SimFiles
 from workers.flush.flusher import FlusherSettings
 from workers.segment.segment_swap import CLEANED_INDEX_SUFFIX, CLEANED_SUFFIX, SWAP_FILE
 

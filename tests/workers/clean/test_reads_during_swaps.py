@@ -20,8 +20,8 @@ from shm.crash_points import armed
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.record_batch.batch_header import frame_at, read_header
 from tests.kit.batches import TIME_US
-from tests.kit.compacted_logs import SWAP_POINTS, World, batches, compacted
-from tests.kit.logs import bench
+from tests.kit.log_files.compacted_logs import SWAP_POINTS, World, batches, compacted
+from tests.kit.log_files.logs import bench
 
 
 def read_all(reader: LogReader, end: int, step: int) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kit.delays import MS, SECOND, DelayWorld, make_small
+from tests.kit.stepped.delays import MS, SECOND, DelayWorld, make_small
 from workers.delays.store import pending_store
 
 NEVER_NS = 1 << 62

@@ -11,7 +11,7 @@ import pytest
 
 from tailrace.core import recurrence
 from tests.kit import seeds
-from tests.kit.delays import MS, SECOND, SPANS, DelayWorld, make_small
+from tests.kit.stepped.delays import MS, SECOND, SPANS, DelayWorld, make_small
 from workers.delays import delivery
 
 SEEDS_A_TEST = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tailrace.format.directory.delay_files import BUCKET_SUFFIX
-from tests.kit.delays import MS, SECOND, SPANS, DelayWorld, make_small, tick_of
+from tests.kit.stepped.delays import MS, SECOND, SPANS, DelayWorld, make_small, tick_of
 from workers.delays import listing
 from workers.delays.store import bucket_files
 

@@ -19,8 +19,8 @@ from tailrace.format.directory.delay_files import BUCKET_SUFFIX
 from tailrace.format.record_batch.batch_header import BatchHeader
 from tailrace.kernel.reference_arrow import default_rows
 from tests.kit.batches import reseal
-from tests.kit.delays import LOG_SEED, MS, SCHEMA, SECOND, DelayWorld, Killed, make_small
 from tests.kit.matrices import short
+from tests.kit.stepped.delays import LOG_SEED, MS, SCHEMA, SECOND, DelayWorld, Killed, make_small
 from workers.delays import delivery_marks as marks
 from workers.delays.store import pending_store
 

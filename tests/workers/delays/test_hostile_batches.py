@@ -27,8 +27,8 @@ from tailrace.format.record_batch.batch_header import (
 from tailrace.format.schema import DEFAULT_SCHEMA, delay_schema, to_message
 from tailrace.kernel.reference_arrow import default_rows
 from tests.kit.batches import reseal
-from tests.kit.delays import LOG_SEED, SCHEMA, DelayWorld
-from tests.kit.foreign_rows import FOREIGN, encoded, foreign, put
+from tests.kit.stepped.delays import LOG_SEED, SCHEMA, DelayWorld
+from tests.kit.stepped.foreign_rows import FOREIGN, encoded, foreign, put
 from workers.append import batch_validation as batch_checks
 from workers.delays import dead_delays as set_aside
 from workers.delays import delivery

@@ -10,8 +10,8 @@ from __future__ import annotations
 import pytest
 
 from tests.kit import seeds
-from tests.kit.delay_transactions import DelayTransactions
-from tests.kit.delays import MS, SECOND, SPANS, DelayWorld, make_small
+from tests.kit.stepped.delay_transactions import DelayTransactions
+from tests.kit.stepped.delays import MS, SECOND, SPANS, DelayWorld, make_small
 
 SEEDS_A_TEST = 2
 

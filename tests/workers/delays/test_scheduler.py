@@ -31,8 +31,8 @@ from shm.tables.partition_table import PartitionState, PartitionTable
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
 from tests.kit import memory
-from tests.kit.delays import BEGIN_US, DelayWorld
-from tests.kit.simdisk import SimDisk, SimFiles
+from tests.kit.log_files.simdisk import SimDisk, SimFiles
+from tests.kit.stepped.delays import BEGIN_US, DelayWorld
 from workers.delays import scheduler as module
 from workers.delays.scheduler import FrontLink, Scheduler, WorkerLink
 

@@ -15,8 +15,8 @@ from shm.tables.invariants import InvariantError
 from tailrace.format.directory.partition_metadata import DamagedRange, Epoch
 from tailrace.format.segments.segment import SEGMENT_SUFFIX, file_name
 from tests.kit.batches import make_batch
-from tests.kit.logs import Bench, assignment, bench, simulated_regions
-from tests.kit.simdisk import SimDisk, SimFiles
+from tests.kit.log_files.logs import Bench, assignment, bench, simulated_regions
+from tests.kit.log_files.simdisk import SimDisk, SimFiles
 from workers.flush.flusher import FlusherSettings
 from workers.flush.invariants import check_flusher, check_worker
 from workers.log.files.active_segment import ActiveSegment

@@ -21,9 +21,9 @@ from tailrace.format.record_batch.batch_header import CONTROL_ABORT, CONTROL_COM
 from tailrace.format.segments.segment import file_name
 from tailrace.format.segments.transaction_index import TRANSACTION_INDEX_SUFFIX, encode_header
 from tests.kit import seeds
-from tests.kit.logs import Bench, assignment, bench, simulated_regions
-from tests.kit.simdisk import SimDisk, SimFiles
-from tests.kit.transactions import (
+from tests.kit.log_files.logs import Bench, assignment, bench, simulated_regions
+from tests.kit.log_files.simdisk import SimDisk, SimFiles
+from tests.kit.transactional.transactions import (
     RingFiller,
     check_transaction_indexes,
     headers_in,

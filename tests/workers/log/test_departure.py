@@ -16,7 +16,7 @@ from appliance.data.partition_copy import CopyInUseError, Pace
 from shm.messages.lane_messages import Assignment
 from tailrace.format.directory.data_dir import bin_name
 from tests.kit.batches import TIME_US, TOPIC_ID, make_batch, stamped
-from tests.kit.logs import assignment, bench
+from tests.kit.log_files.logs import assignment, bench
 from workers.log.files import departure
 from workers.segment.files import DiskFiles
 

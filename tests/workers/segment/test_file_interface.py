@@ -18,7 +18,7 @@ from tailrace.format.directory.files import (
     Files,
     replace_file,
 )
-from tests.kit.simdisk import SimDisk, SimFiles
+from tests.kit.log_files.simdisk import SimDisk, SimFiles
 from workers.segment.files import read_whole, remove_tree, write_durably
 
 

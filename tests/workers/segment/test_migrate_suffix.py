@@ -22,7 +22,7 @@ from tailrace.format.directory.partition_metadata import (
 )
 from tailrace.format.segments.segment import OLD_SEGMENT_SUFFIX, SEGMENT_SUFFIX
 from tests.kit.batches import make_batch
-from tests.kit.logs import bench
+from tests.kit.log_files.logs import bench
 from tests.kit.processes import HANG_LIMIT_S
 from workers.segment.files import DiskFiles
 from workers.segment.migrate_suffix import rename_segments

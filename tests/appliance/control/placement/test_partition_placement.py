@@ -7,8 +7,8 @@ from appliance.control.placement.dedicated_workers import DedicatedWorkers
 from appliance.control.placement.partition_placement import PartitionPlacement
 from shm.memory.layout import ControlLayout, RegionKind, Role
 from shm.tables.control import Control
-from tests.kit.fronts import SilentBell
 from tests.kit.memory import simulated
+from tests.kit.stepped.fronts import SilentBell
 
 
 def topic(name: str, *slots: int, dedicated: bool) -> Topic:

@@ -14,7 +14,7 @@ from shm.messages.lane_messages import LaneKind
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import DiskFullError, StorageError, TailraceError
 from tailrace.protocol.frame import Api
-from tests.kit.group_agents import SECOND_NS, AgentWorld, broken_disk
+from tests.kit.stepped.group_agents import SECOND_NS, AgentWorld, broken_disk
 
 A, B = 1 << 32 | 1, 1 << 32 | 2
 """Words of two sessions of a front of generation 1."""

@@ -8,8 +8,8 @@ from shm.memory.region import Region
 from shm.messages.lane_messages import LaneKind
 from shm.queues.lane import LaneReader, LaneWriter
 from shm.tables.control import Control
-from tests.kit.fronts import SilentBell
 from tests.kit.memory import simulated
+from tests.kit.stepped.fronts import SilentBell
 
 LANE_BYTES = 1 << 13
 

@@ -13,7 +13,7 @@ from appliance.groups.consumer.hash_slot_handover import PATIENCE_NS, is_drained
 from tailrace.core.hash_slots import HandOver
 from tailrace.protocol.frame import Api
 from tests.appliance.groups.kit import SECOND_NS, Bench, Client, FakeTopics, settle
-from tests.kit.logs import assignment
+from tests.kit.log_files.logs import assignment
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tailrace.protocol.frame import Api
 from tests.appliance.groups.kit import Bench, Client, settle
 from tests.appliance.groups.share.world import World
 from tests.kit.batches import TOPIC_ID
-from tests.kit.logs import assignment
+from tests.kit.log_files.logs import assignment
 
 
 def described(bench: Bench) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from appliance.observe.console.logins import (
     Logins,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.appliances.secured import secured
 from tests.kit.processes import wait_until
-from tests.kit.secured import secured
 
 TOKEN = "t" * 43
 

@@ -9,7 +9,7 @@ import pathlib
 import pytest
 
 from appliance.supervise.processes.zygote import RequestError, decode_request
-from tests.kit.spawning import run_as_supervisor
+from tests.kit.hosts.spawning import run_as_supervisor
 
 
 def test_a_fork_finds_what_an_interpreter_of_its_own_finds(tmp_path: pathlib.Path) -> None:
@@ -167,7 +167,7 @@ one.fork_zygote()
 gate, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 spec = os.memfd_create("specification")
 os.write(spec, str(directory / "never").encode())
-socket.send_fds(one._channel, [zygote.Request("tests.kit.process_state", spec, [spec]).encode()], [theirs.fileno(), spec])
+socket.send_fds(one._channel, [zygote.Request("tests.kit.hosts.process_state", spec, [spec]).encode()], [theirs.fileno(), spec])
 theirs.close()
 pid = int(gate.recv(32))
 parent = int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -195,7 +195,7 @@ one.fork_zygote()
 for garbage in (b"{", b"\\xff" * 40_000, b"[]", b'{"module": "os", "spec_fd": 7, "numbers": [7]}'):
     socket.send_fds(one._channel, [garbage], [sys.stdin.fileno(), sys.stdin.fileno()])
 one._channel.setblocking(True)
-one._channel.send(b'{"module": "tests.kit.process_state", "spec_fd": 7, "numbers": [7, 8]}')
+one._channel.send(b'{"module": "tests.kit.hosts.process_state", "spec_fd": 7, "numbers": [7, 8]}')
 status = ended(start(one, "after"))
 fds = sorted(os.listdir(f"/proc/{one._pid}/fd"), key=int)
 one.close()

@@ -41,7 +41,7 @@ from tailrace.format.record_batch.batch_header import (
 from tailrace.format.schema import DEFAULT_SCHEMA, delay_schema, to_message
 from tailrace.format.segments.segment import INDEX_SUFFIX, file_name
 from tailrace.format.segments.segment_index import IndexEntry, encode_entries, encode_header
-from tests.kit.descriptors import close_with
+from tests.kit.log_files.descriptors import close_with
 
 TOPIC_ID = bytes(range(16))
 SEED = checksum_seed(TOPIC_ID, 0)

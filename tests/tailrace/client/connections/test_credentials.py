@@ -13,7 +13,7 @@ from tailrace.client.config.setting_fields import build
 from tailrace.client.config.settings import AdminSettings
 from tailrace.client.connections.credentials import contexts_path, resolve
 from tailrace.core.errors import InvalidSettingError
-from tests.kit.secured import new_keys, write_context
+from tests.kit.appliances.secured import new_keys, write_context
 
 PUBLIC, SECRET = new_keys()
 SERVER, NEXT = new_keys()

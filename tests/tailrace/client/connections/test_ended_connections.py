@@ -12,7 +12,7 @@ from tailrace.client.connections.runtime import Runtime
 from tailrace.client.connections.steps import call_json_now
 from tailrace.format.crc32c import Readable
 from tailrace.protocol.frame import Api
-from tests.kit.scripted_front import Clock, ScriptedFront
+from tests.kit.peers.scripted_front import Clock, ScriptedFront
 
 TIMEOUT_MS = 30_000
 

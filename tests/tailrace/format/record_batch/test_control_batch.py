@@ -17,7 +17,7 @@ from tailrace.format.record_batch.batch_header import (
 from tailrace.format.record_batch.batch_validation import validate_batch
 from tailrace.format.record_batch.control_batch import MarkerTemplate, empty_message, encode_marker
 from tailrace.format.schema import to_message
-from tests.kit.schemas import SCHEMAS
+from tests.kit.log_files.schemas import SCHEMAS
 
 
 @pytest.mark.parametrize("name", SCHEMAS)

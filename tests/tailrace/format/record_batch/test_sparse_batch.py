@@ -33,7 +33,7 @@ from tailrace.format.record_batch.sparse_layout import (
 )
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message
 from tests.kit.batches import SEED, TIME_US, reseal, rows
-from tests.kit.schemas import SCHEMAS
+from tests.kit.log_files.schemas import SCHEMAS
 
 GOLDEN = pathlib.Path(__file__).parents[3] / "golden"
 LAYOUT = read_schema(to_message(DEFAULT_SCHEMA))

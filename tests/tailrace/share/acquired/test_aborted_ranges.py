@@ -15,8 +15,8 @@ from tailrace.client.connections.steps import call_json, run_on
 from tailrace.share.acquired.fetch_loop import ShareFetchLoop
 from tailrace.share.requests import Acquired
 from tests.kit.batches import TOPIC_ID
-from tests.kit.file_fronts import FileFront
-from tests.kit.transaction_logs import grow
+from tests.kit.log_files.file_fronts import FileFront
+from tests.kit.log_files.transaction_logs import grow
 
 NEVER_NS = 1 << 62
 STEPS_MAX = 5_000

@@ -17,8 +17,8 @@ from tailrace.protocol.frame import Api
 from tailrace.share.acquired.fetch_loop import ShareFetchLoop
 from tailrace.share.acquired.ranges import FetchedRange
 from tailrace.share.requests import Acquired
+from tests.kit.appliances.topics import described
 from tests.kit.batches import TOPIC_ID, make_batch, stamped
-from tests.kit.topics import described
 
 NEVER_NS = 1 << 62
 

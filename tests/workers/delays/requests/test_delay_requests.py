@@ -20,8 +20,8 @@ from tailrace.core.error_codes import ErrorCode
 from tailrace.kernel.reference_arrow import default_rows
 from tailrace.protocol.frame import Api
 from tests.kit.batches import TOPIC_ID
-from tests.kit.delays import LOG_ID, SCHEMA, DelayWorld
-from tests.kit.foreign_rows import encoded, foreign, put
+from tests.kit.stepped.delays import LOG_ID, SCHEMA, DelayWorld
+from tests.kit.stepped.foreign_rows import encoded, foreign, put
 from workers.delays.requests import changes as changes_module
 from workers.delays.requests import service
 from workers.delays.requests import validation as request_fields

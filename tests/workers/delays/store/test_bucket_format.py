@@ -18,7 +18,7 @@ from tailrace.format.directory.delay_files import (
     Manifest,
     PendingDamagedError,
 )
-from tests.kit.simdisk import SimDisk, SimFiles
+from tests.kit.log_files.simdisk import SimDisk, SimFiles
 from workers.delays.store import bucket_files
 from workers.delays.store.bucket_files import BucketFile
 from workers.log.files.delay_manifest import load_manifest, read_cursor, save_manifest

@@ -20,9 +20,9 @@ from tailrace.format.record_batch.batch_header import (
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message
 from tailrace.format.segments.segment import Ending, file_name
 from tests.kit.batches import TIME_US, make_batch, stamped
-from tests.kit.logs import assignment, bench
-from tests.kit.recovered_logs import recover
-from tests.kit.simdisk import SimDisk, SimFiles
+from tests.kit.log_files.logs import assignment, bench
+from tests.kit.log_files.recovered_logs import recover
+from tests.kit.log_files.simdisk import SimDisk, SimFiles
 from workers.log.files.active_segment import PendingBatch
 from workers.log.partition_log import PartitionLog
 from workers.log.producers.producer_snapshots import (

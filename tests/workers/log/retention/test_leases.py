@@ -18,7 +18,7 @@ from tailrace.core.errors import InvalidRequestError, OffsetOutOfRangeError, Tai
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tailrace.protocol import messages as requests
 from tailrace.protocol.frame import Api
-from tests.kit.orders import kill_everything
+from tests.kit.appliances.orders import kill_everything
 from tests.kit.processes import kill_and_wait_for_successor, wait_until
 from workers.log.retention.leases import RetentionLeases
 

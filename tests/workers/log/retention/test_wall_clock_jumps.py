@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from tests.kit.simdisk import SimDisk, SimFiles
+from tests.kit.log_files.simdisk import SimDisk, SimFiles
 from workers.log.retention.expiry import expires_us
 from workers.log.retention.wall_clock_jumps import CLOCK_FILE, JUMPS_MAX, WallJumps
 

@@ -20,7 +20,7 @@ from tailrace.core.records import OffsetAndMetadata
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.cli import on_terminal, run
-from tests.kit.groups import poll_until
+from tests.kit.members.groups import poll_until
 
 
 def group_at(

@@ -13,8 +13,8 @@ import pytest
 
 from tailrace import Admin, NewTopic
 from tailrace.embedded_appliance import start_embedded
+from tests.kit.appliances.secured import Place, Users, admin_address, secured, server_key
 from tests.kit.cli import run
-from tests.kit.secured import Place, Users, admin_address, secured, server_key
 
 
 @pytest.fixture(scope="module")

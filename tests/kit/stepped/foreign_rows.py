@@ -9,7 +9,7 @@ import pyarrow as pa
 from tailrace.batch import arrow_codec as arrow_batch
 from tailrace.format.record_batch.batch_header import BatchHeader
 from tailrace.kernel.reference_arrow import default_rows
-from tests.kit.delays import LOG_SEED, DelayWorld
+from tests.kit.stepped.delays import LOG_SEED, DelayWorld
 
 FOREIGN = b"foreign"
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 
 import psutil
 
-from tests.kit.installed import ROOT
+from tests.kit.hosts.installed import ROOT
 from tests.kit.processes import HANG_LIMIT_S, comm, wait_until
 
 SYSTEMD = "/lib/systemd/systemd"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tailrace.core.delays import tick_of
-from tests.kit.coordinator import ABORT, COMMIT, PID, Coordinator
-from tests.kit.delays import DelayWorld, Killed, Row
+from tests.kit.stepped.coordinator import ABORT, COMMIT, PID, Coordinator
+from tests.kit.stepped.delays import DelayWorld, Killed, Row
 from workers.delays.changing_transaction import ChangingTransaction
 from workers.delays.delay_log.ingest import Change
 

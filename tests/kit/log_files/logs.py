@@ -34,7 +34,7 @@ from shm.tables.partition_table import PartitionTable
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message
 from tests.kit import memory
 from tests.kit.batches import TOPIC_ID
-from tests.kit.descriptors import close_with
+from tests.kit.log_files.descriptors import close_with
 from workers.append.worker import Worker
 from workers.flush.flusher import Flusher, FlusherSettings
 from workers.flush.invariants import check_flusher, check_worker

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 
 from tests.kit.processes import HANG_LIMIT_S
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 
 
 def build_wheel(project: pathlib.Path, to: pathlib.Path) -> pathlib.Path:

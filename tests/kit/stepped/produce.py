@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol import messages as requests
-from tests.kit.fronts import message_of
+from tests.kit.stepped.fronts import message_of
 
 TIMED_OUT = requests.ProducedEntry(ErrorCode.TIMED_OUT, 0, -1, -1, -1)
 

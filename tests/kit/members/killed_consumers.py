@@ -1,5 +1,5 @@
 """Consumers that are killed anywhere, again and again, and begin anew until all is read: `python -P
--m tests.kit.killed_consumers '{...}'`.
+-m tests.kit.members.killed_consumers '{...}'`.
 
 One process that has no client forks a victim for each life. A life ends with SIGKILL at a step that
 the seed chooses (before or after an effect, a mark, a commit), or at whatever instruction the
@@ -58,7 +58,7 @@ def run(plan: Plan) -> int:
         sys.executable,
         "-P",
         "-m",
-        "tests.kit.killed_consumers",
+        "tests.kit.members.killed_consumers",
         json.dumps(dataclasses.asdict(plan)),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)

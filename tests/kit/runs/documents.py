@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import pathlib
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 
 
 def check_part(path: pathlib.Path, name: str, requested: str) -> None:

@@ -31,7 +31,7 @@ def killed_exports(
         sys.executable,
         "-P",
         "-c",
-        "from tests.kit.killed_exports import main; main()",
+        "from tests.kit.lakes.killed_exports import main; main()",
         *arguments,
     ]
     subprocess.run(

@@ -10,7 +10,7 @@ from tailrace import Consumer, Record, TopicPartition
 from tailrace.client.topics.topic_metadata import TopicInfo, topics_from_metadata
 from tailrace.core.hash_slots import is_drained
 from tailrace.protocol.frame import Api
-from tests.kit.raw_client import RawClient
+from tests.kit.peers.raw_client import RawClient
 
 
 def described(address: str, topic: str) -> TopicInfo:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.kit.programs import run_program
+from tests.kit.hosts.programs import run_program
 
 PRELUDE = """
 import contextlib, json, logging, os, pathlib, select, signal, socket, sys, time
@@ -19,7 +19,7 @@ from shm.memory.layout import Role
 
 logging.basicConfig(stream=sys.stderr, format="LOG %(message)s")
 directory = pathlib.Path(sys.argv[1])
-MODULES[Role.CONSOLE] = "tests.kit.process_state"
+MODULES[Role.CONSOLE] = "tests.kit.hosts.process_state"
 zygote.SHARED = ()
 
 def start(spawner, name, descriptors=()):
@@ -28,7 +28,7 @@ def start(spawner, name, descriptors=()):
     os.write(spec, str(directory / name).encode())
     os.set_inheritable(spec, True)
     try:
-        return spawner.start("tests.kit.process_state", spec, list(descriptors))
+        return spawner.start("tests.kit.hosts.process_state", spec, list(descriptors))
     finally:
         os.close(spec)
 

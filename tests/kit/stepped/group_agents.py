@@ -32,8 +32,8 @@ from shm.tables.partition_table import PartitionState, PartitionTable
 from tailrace.core.error_codes import ErrorCode, code_of
 from tailrace.core.errors import StorageError, TailraceError
 from tailrace.protocol.frame import Api
-from tests.kit.fronts import SilentBell
 from tests.kit.memory import simulated
+from tests.kit.stepped.fronts import SilentBell
 
 SECOND_NS = 1_000_000_000
 SLOTS = 16

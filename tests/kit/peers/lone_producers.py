@@ -11,7 +11,7 @@ from tailrace.client.records.partitioners import DefaultPartitioner
 from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message
 from tailrace.producer.producer import Producer
-from tests.kit.scripted_front import NobodyThere
+from tests.kit.peers.scripted_front import NobodyThere
 
 PARTITIONS = 3
 LIMIT_BYTES = 60_000

@@ -29,8 +29,8 @@ from tailrace.format.segments.segment import (
 )
 from tailrace.kernel.reference_arrow import default_rows
 from tests.kit.batches import TOPIC_ID
-from tests.kit.logs import Bench, assignment, simulated_regions
-from tests.kit.simdisk import SimDisk, SimFiles
+from tests.kit.log_files.logs import Bench, assignment, simulated_regions
+from tests.kit.log_files.simdisk import SimDisk, SimFiles
 from workers.delays import delay_partition, delivery
 from workers.delays.delay_log.ingest import Change
 from workers.delays.delay_partition import DelayPartition

@@ -20,7 +20,7 @@ class BranchWriterProcess:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tests.kit.branch_writer"],
+            [sys.executable, "-P", "-m", "tests.kit.transactional.branch_writer"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

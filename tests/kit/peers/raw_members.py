@@ -7,8 +7,8 @@ from typing import Any
 
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
+from tests.kit.peers.raw_client import RawClient
 from tests.kit.processes import wait_until
-from tests.kit.raw_client import RawClient
 
 AGAIN = (ErrorCode.NOT_READY, ErrorCode.TIMED_OUT)
 

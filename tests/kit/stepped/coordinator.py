@@ -31,8 +31,8 @@ from tailrace.format.segments.segment import (
     walk_batches,
 )
 from tests.kit.batches import TOPIC_ID, make_batch
-from tests.kit.logs import Bench, assignment, simulated_regions
-from tests.kit.simdisk import SimDisk, SimFiles
+from tests.kit.log_files.logs import Bench, assignment, simulated_regions
+from tests.kit.log_files.simdisk import SimDisk, SimFiles
 from workers.append.coordinator_reports import OPENED_AFTER_NS
 from workers.flush.flusher import FlusherSettings
 from workers.segment.files import read_whole

@@ -19,8 +19,8 @@ from tailrace.format.crc32c import Readable
 from tailrace.protocol import messages as requests
 from tailrace.protocol.frame import Api
 from tests.kit.batches import TOPIC_ID
-from tests.kit.fronts import MS, FakeClient, FakeFront
-from tests.kit.transaction_logs import TransactionLog
+from tests.kit.log_files.transaction_logs import TransactionLog
+from tests.kit.stepped.fronts import MS, FakeClient, FakeFront
 
 KEY = TopicPartition("t", 0)
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 from appliance.control.controller import Controller
 from netfront.front import Front
 from shm.runtime.agent_runner import Agent
-from tests.kit.controller_invariants import check_controller
-from tests.kit.front_invariants import check_front
+from tests.kit.stepped.controller_invariants import check_controller
+from tests.kit.stepped.front_invariants import check_front
 from workers.append.worker import Worker
 from workers.flush.flusher import Flusher
 from workers.flush.invariants import check_flusher, check_worker

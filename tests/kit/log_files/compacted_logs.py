@@ -22,8 +22,8 @@ from tailrace.format.schema import DEFAULT_SCHEMA
 from tailrace.format.segments.segment import file_name, schema_message_length, segment_bases
 from tailrace.kernel.reference_arrow import default_rows
 from tests.kit.batches import SEED, TIME_US
-from tests.kit.logs import Bench, assignment
-from tests.kit.transactions import RingFiller, producer
+from tests.kit.log_files.logs import Bench, assignment
+from tests.kit.transactional.transactions import RingFiller, producer
 from workers.clean.cleaner import Cleaner
 
 SWAP_POINTS = (

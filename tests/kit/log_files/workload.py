@@ -31,8 +31,8 @@ from tailrace.format.segments.segment import (
 from tailrace.kernel.reference_arrow import default_rows
 from tests.kit.batches import TIME_US, TOPIC_ID
 from tests.kit.checker import History, value_of
-from tests.kit.logs import Bench, assignment, simulated_regions
-from tests.kit.simdisk import SimDisk, SimFiles
+from tests.kit.log_files.logs import Bench, assignment, simulated_regions
+from tests.kit.log_files.simdisk import SimDisk, SimFiles
 from workers.flush.flusher import FlusherSettings
 from workers.segment.files import Files, read_whole
 

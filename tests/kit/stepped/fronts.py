@@ -48,8 +48,8 @@ from tailrace.protocol.frame import (
     decode_response_header,
     encode_request,
 )
-from tests.kit.front_invariants import check_front
 from tests.kit.memory import simulated
+from tests.kit.stepped.front_invariants import check_front
 
 MS = 1_000_000
 LANE_BYTES = 1 << 18

@@ -1,0 +1,1 @@
+"""Appliances with real processes: started, secured, read, killed, copied."""

@@ -1,0 +1,1 @@
+"""What surrounds a process on a host: programs, file systems, clocks, databases, networks."""

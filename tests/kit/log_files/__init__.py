@@ -1,0 +1,1 @@
+"""Logs in files of a test's own, written, damaged and recovered without processes."""

@@ -1,0 +1,1 @@
+"""Transactions: their batches, writers, readers and checker."""
