@@ -111,14 +111,14 @@ class Restarts:
         self.running = self._start()
 
     def upgrade(self) -> None:
-        from appliance.cli.appliance_control import ask
-        from appliance.cli.commands.host.upgrade import await_serving
+        from appliance.cli.commands.lifecycle.upgrade import await_serving
+        from appliance.cli.options.appliance_control import ask
 
         list(ask(self._data_dir, {"command": "replace"}))
         await_serving(self._data_dir, self.running.pid)
 
     def rolling(self) -> None:
-        from appliance.cli.appliance_control import ask
+        from appliance.cli.options.appliance_control import ask
 
         list(ask(self._data_dir, {"command": "restart", "processes": []}))
 

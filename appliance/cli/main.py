@@ -29,7 +29,7 @@ COMPLETION_VARIABLE = "_TAILRACE_COMPLETE"
 """Environment variable that is set while a shell asks for completions."""
 
 _COMMANDS = {
-    "serve": ("appliance.cli.commands.host.serve", "Run the appliance in the foreground."),
+    "serve": ("appliance.cli.commands.lifecycle.serve", "Run the appliance in the foreground."),
     "topic": (
         "appliance.cli.commands.topics.topic",
         "Create, list, describe, alter and delete topics.",
@@ -57,7 +57,7 @@ _COMMANDS = {
         "List, cancel and reschedule delayed records.",
     ),
     "context": (
-        "appliance.cli.commands.host.context",
+        "appliance.cli.commands.settings.context",
         "Keep the addresses of appliances under names.",
     ),
     "user": (
@@ -72,56 +72,59 @@ _COMMANDS = {
     "perf": ("appliance.cli.perf.command", "Measure throughput and latency, as Kafka's tools do."),
     "log": ("appliance.cli.commands.topics.log", "Show and verify segment files, offline."),
     "doctor": (
-        "appliance.cli.commands.host.doctor",
+        "appliance.cli.commands.monitoring.doctor",
         "Find problems of the host and the appliance.",
     ),
     "layout": (
-        "appliance.cli.commands.host.layout",
+        "appliance.cli.commands.monitoring.layout",
         "Show which process would run on which cores, here or on paper.",
     ),
     "config": (
-        "appliance.cli.commands.host.config",
+        "appliance.cli.commands.settings.config",
         "Show, check, compare and change settings of the appliance.",
     ),
     "audit": (
-        "appliance.cli.commands.host.audit",
+        "appliance.cli.commands.monitoring.audit",
         "Verify and list the audit log.",
     ),
     "quota": (
-        "appliance.cli.commands.host.quota",
+        "appliance.cli.commands.settings.quota",
         "Limit what users, client ids and topics take.",
     ),
     "reload": (
-        "appliance.cli.commands.host.reload",
+        "appliance.cli.commands.lifecycle.reload",
         "Have the appliance read its configuration again.",
     ),
-    "status": ("appliance.cli.commands.host.status", "Show the state of the running appliance."),
-    "top": ("appliance.cli.commands.host.top", "Watch the running appliance."),
+    "status": (
+        "appliance.cli.commands.monitoring.status",
+        "Show the state of the running appliance.",
+    ),
+    "top": ("appliance.cli.commands.monitoring.top", "Watch the running appliance."),
     "install": ("appliance.cli.service.install", "Install the appliance as a service."),
     "uninstall": ("appliance.cli.service.uninstall", "Remove the service from this host."),
-    "console": ("appliance.cli.commands.host.console", "Print the address of the console."),
+    "console": ("appliance.cli.commands.monitoring.console", "Print the address of the console."),
     "restart": (
-        "appliance.cli.commands.host.restart",
+        "appliance.cli.commands.lifecycle.restart",
         "Restart the processes of the appliance, one by one.",
     ),
     "upgrade": (
-        "appliance.cli.commands.host.upgrade",
+        "appliance.cli.commands.lifecycle.upgrade",
         "Start the version that is installed now, in place.",
     ),
     "partition": (
-        "appliance.cli.commands.host.partition",
+        "appliance.cli.commands.storage.partition",
         "Show where partitions are, and move them between disks.",
     ),
     "disk": (
-        "appliance.cli.commands.host.disk",
+        "appliance.cli.commands.storage.disk",
         "Show the data directories, and empty one.",
     ),
     "backup": (
-        "appliance.cli.commands.host.backup",
+        "appliance.cli.commands.storage.backup",
         "Make, list and verify backups.",
     ),
     "restore": (
-        "appliance.cli.commands.host.restore",
+        "appliance.cli.commands.storage.restore",
         "Make a data directory from a backup.",
     ),
     "completion": (

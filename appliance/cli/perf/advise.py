@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import click
 
-from appliance.cli.options import bootstrap_option, connect, json_option
+from appliance.cli.options.shared import bootstrap_option, connect, json_option
 from appliance.cli.output import print_json, print_table
 from appliance.cli.perf.consume import consume
 from appliance.cli.perf.latencies import (

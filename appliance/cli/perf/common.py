@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from appliance.cli.options import connect
+from appliance.cli.options.shared import connect
 from appliance.cli.perf.latencies import Latency, load_arrow
 from tailrace.client.config.settings import ConsumerSettings, ProducerSettings
 from tailrace.core.topic_partition import TopicPartition

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import click
 
-from appliance.cli.options import bootstrap_option, complete_topics, json_option
+from appliance.cli.options.shared import bootstrap_option, complete_topics, json_option
 from appliance.cli.output import echo, print_json
 from appliance.cli.perf.common import (
     MB,

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from appliance.cli.options import bootstrap_option, complete_topics, json_option
+from appliance.cli.options.shared import bootstrap_option, complete_topics, json_option
 from appliance.cli.output import print_json
 from appliance.cli.perf.common import (
     MB,

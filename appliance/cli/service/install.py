@@ -10,7 +10,7 @@ import click
 
 from appliance.cli.completion import completion_script
 from appliance.cli.main import tailrace
-from appliance.cli.options import json_option
+from appliance.cli.options.shared import json_option
 from appliance.cli.output import echo
 from appliance.cli.service.man_pages import man_pages
 from appliance.cli.service.report import end_by, finish, report, run_commands

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from appliance.cli.options import json_option
+from appliance.cli.options.shared import json_option
 from appliance.cli.output import echo
 from appliance.cli.service.report import end_by, finish, report, run_commands
 from appliance.install import host, instances, plan, removal

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from appliance.cli.commands.host.status import command as status_command
+from appliance.cli.commands.monitoring.status import command as status_command
 from tailrace import Admin
 from tailrace.core.delays import delay_id
 from tailrace.embedded_appliance import EmbeddedAppliance

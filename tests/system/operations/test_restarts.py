@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from appliance.cli.appliance_control import ask
+from appliance.cli.options.appliance_control import ask
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.core.errors import (
     InvalidRequestError,

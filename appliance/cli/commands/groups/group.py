@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from appliance.cli.group.advice import (
+from appliance.cli.commands.groups.advice import (
     SHARE,
     Sample,
     advise,
@@ -23,9 +23,9 @@ from appliance.cli.group.advice import (
     partition_count,
     without_commit,
 )
-from appliance.cli.group.reset import Reset, Selection, new_offsets
+from appliance.cli.commands.groups.reset import Reset, Selection, new_offsets
 from appliance.cli.main import EXIT_FAILED
-from appliance.cli.options import (
+from appliance.cli.options.shared import (
     SINCE_HELP,
     Duration,
     PastMoment,

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from appliance.cli.options import (
+from appliance.cli.options.shared import (
     bootstrap_option,
     complete_transactional_ids,
     connect,

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 
 import click
 
-from appliance.cli.options import (
+from appliance.cli.options.shared import (
     SINCE_HELP,
     PastMoment,
     bootstrap_option,

@@ -20,7 +20,7 @@ import orjson
 
 from appliance.cli.commands.records.consume import EXIT_SKIPPED
 from appliance.cli.main import CONNECT_TIMEOUT_MS, EXIT_INTERRUPTED
-from appliance.cli.options import (
+from appliance.cli.options.shared import (
     SINCE_HELP,
     Duration,
     PastMoment,

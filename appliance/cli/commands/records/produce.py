@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 import click
 
-from appliance.cli.options import (
+from appliance.cli.options.shared import (
     TIME_HELP,
     Duration,
     Moment,

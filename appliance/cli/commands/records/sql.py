@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from appliance.cli.main import EXIT_INTERRUPTED
-from appliance.cli.options import bootstrap_option, connect, json_option
+from appliance.cli.options.shared import bootstrap_option, connect, json_option
 from appliance.cli.sql.latest import MACRO, latest_tables, missing_topic
 from appliance.cli.sql.names import dotted_words_of, tables_named, topic_called, words_of
 from appliance.cli.sql.output import write_json, write_table

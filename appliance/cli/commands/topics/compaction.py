@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from appliance.cli.options import bootstrap_option, complete_topics, connect, json_option
+from appliance.cli.options.shared import bootstrap_option, complete_topics, connect, json_option
 from appliance.cli.output import (
     BYTES,
     Progress,

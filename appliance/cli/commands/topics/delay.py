@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from appliance.cli.main import EXIT_FAILED
-from appliance.cli.options import (
+from appliance.cli.options.shared import (
     TIME_HELP,
     Moment,
     bootstrap_option,

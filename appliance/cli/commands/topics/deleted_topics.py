@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from appliance.cli.options import bootstrap_option, connect, json_option
+from appliance.cli.options.shared import bootstrap_option, connect, json_option
 from appliance.cli.output import echo, human_bytes, print_json, print_table
 from tailrace.admin.admin import Admin
 

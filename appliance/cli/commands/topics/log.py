@@ -10,7 +10,7 @@ from typing import Any
 import click
 import orjson
 
-from appliance.cli.options import json_option
+from appliance.cli.options.shared import json_option
 from appliance.cli.output import (
     BYTES,
     counted,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from appliance.cli.options import (
+from appliance.cli.options.shared import (
     bootstrap_option,
     complete_topics,
     connect,

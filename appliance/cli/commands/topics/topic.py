@@ -21,7 +21,7 @@ from appliance.cli.commands.topics.deleted_topics import (
     undelete,
 )
 from appliance.cli.commands.topics.schema import altered, schema
-from appliance.cli.options import (
+from appliance.cli.options.shared import (
     bootstrap_option,
     complete_topics,
     connect,

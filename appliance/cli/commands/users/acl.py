@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from appliance.cli.commands.users.common import place_options, users_at
-from appliance.cli.options import json_option
+from appliance.cli.options.shared import json_option
 from appliance.cli.output import counted, echo, print_json, print_table
 from shm.rights.acl import OPERATIONS, RESOURCE_TYPES, THE_CLUSTER
 from shm.rights.roles import consumer_acls, producer_acls

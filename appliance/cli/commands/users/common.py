@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 import orjson
 
-from appliance.cli.options import bootstrap_option, connect
+from appliance.cli.options.shared import bootstrap_option, connect
 from tailrace.admin.users import UserAdmin
 from tailrace.client.connections.credentials import FORMAT, SCHEME, resolve
 from tailrace.core.errors import InvalidSettingError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from appliance.cli.commands.users.common import place_options, server_of
-from appliance.cli.options import json_option
+from appliance.cli.options.shared import json_option
 from appliance.cli.output import echo, print_json
 
 

@@ -16,7 +16,7 @@ from appliance.cli.commands.users.common import (
     users_at,
     write_new_context,
 )
-from appliance.cli.options import Duration, json_option
+from appliance.cli.options.shared import Duration, json_option
 from appliance.cli.output import echo, print_json, print_table
 from shm.rights.roles import CONSUMER, PRODUCER, consumer_acls, producer_acls
 

@@ -11,8 +11,8 @@ from typing import Any
 import click
 import pytest
 
-from appliance.cli.group.advice import Advice, Sample, advise, lag_of, lag_text, span
-from appliance.cli.group.reset import Reset, Selection, new_offsets
+from appliance.cli.commands.groups.advice import Advice, Sample, advise, lag_of, lag_text, span
+from appliance.cli.commands.groups.reset import Reset, Selection, new_offsets
 from tailrace import Consumer, NewTopic, Producer, ShareConsumer
 from tailrace.admin.admin import Admin
 from tailrace.core.errors import PartitionOutOfRangeError, UnknownTopicError

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from appliance.cli.commands.groups import transaction
-from appliance.cli.commands.host import status
+from appliance.cli.commands.monitoring import status
 from appliance.cli.main import tailrace
 from tailrace.admin.admin import Admin
 from tailrace.embedded_appliance import EmbeddedAppliance

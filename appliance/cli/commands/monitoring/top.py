@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from appliance.cli.options import Duration, bootstrap_option, connect, json_option
+from appliance.cli.options.shared import Duration, bootstrap_option, connect, json_option
 from appliance.cli.output import print_json
 from appliance.cli.top.frame import SORTS, Line, frame
 from appliance.cli.top.keyboard import keyboard

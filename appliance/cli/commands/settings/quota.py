@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from appliance.cli.options import bootstrap_option, connect, json_option, parse_pairs
+from appliance.cli.options.shared import bootstrap_option, connect, json_option, parse_pairs
 from appliance.cli.output import complain, echo, print_json, print_table
 from tailrace.admin.quotas import QuotaEntity
 

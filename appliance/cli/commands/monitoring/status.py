@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from appliance.cli.options import bootstrap_option, connect, json_option
+from appliance.cli.options.shared import bootstrap_option, connect, json_option
 from appliance.cli.output import counted, human_bytes, one_line, print_json, print_table
 from appliance.observe.doctor_checks import PARTITION_OFFLINE
 from appliance.observe.overview.problems import problems_of

@@ -10,8 +10,8 @@ import click
 
 from appliance.backup.errors import BackupError
 from appliance.backup.source.point import Source, SourcePartition
-from appliance.cli.appliance_control import control_directory, data_dir_option
-from appliance.cli.options import bootstrap_option, connect, json_option
+from appliance.cli.options.appliance_control import control_directory, data_dir_option
+from appliance.cli.options.shared import bootstrap_option, connect, json_option
 from appliance.cli.output import BYTES, echo, human_bytes, print_json, print_table, progress
 from appliance.data.partition_copy import CopyInUseError, Pace, opened
 from tailrace.admin.admin import Admin

@@ -7,15 +7,15 @@ from collections import Counter
 
 import click
 
-from appliance.cli.appliance_control import control_directory, data_dir_option
-from appliance.cli.commands.host.partition import (
+from appliance.cli.commands.storage.partition import (
     Place,
     move_partition,
     places,
     rate_of,
     rate_option,
 )
-from appliance.cli.options import bootstrap_option, connect, json_option
+from appliance.cli.options.appliance_control import control_directory, data_dir_option
+from appliance.cli.options.shared import bootstrap_option, connect, json_option
 from appliance.cli.output import counted, echo, human_bytes, print_json, print_table
 from appliance.data.partition_copy import Pace
 from tailrace.admin.admin import Admin

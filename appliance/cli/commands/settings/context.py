@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from appliance.cli.contexts import (
+from appliance.cli.options.contexts import (
     CONTEXT_VARIABLE,
     changing,
     check_address,
@@ -15,7 +15,7 @@ from appliance.cli.contexts import (
     is_file,
     load,
 )
-from appliance.cli.options import BOOTSTRAP_VARIABLE, complete_contexts, json_option
+from appliance.cli.options.shared import BOOTSTRAP_VARIABLE, complete_contexts, json_option
 from appliance.cli.output import echo, print_json, print_table
 from tailrace.client.config.settings import DEFAULT_BOOTSTRAP
 from tailrace.client.connections.credentials import SCHEME, contexts_path, resolve

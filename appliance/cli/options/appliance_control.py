@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 import orjson
 
-from appliance.cli.options import connect
+from appliance.cli.options.shared import connect
 from tailrace.core.errors import NotReachableError
 from tailrace.format.directory.data_dir import CONTROL_SOCKET
 

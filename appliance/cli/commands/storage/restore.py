@@ -10,8 +10,8 @@ import click
 from appliance.backup.restore import chosen
 from appliance.backup.restore import restore as restore_backup
 from appliance.backup.target.overlap import refuse_overlap
-from appliance.cli.commands.host.backup import key_option, open_store, sentences
-from appliance.cli.options import PastMoment, json_option
+from appliance.cli.commands.storage.backup import key_option, open_store, sentences
+from appliance.cli.options.shared import PastMoment, json_option
 from appliance.cli.output import counted, echo, human_bytes, print_json
 from shm.crash_points import arm_from_environment
 

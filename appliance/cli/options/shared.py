@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from appliance.cli.contexts import CONTEXT_VARIABLE, chosen_bootstrap, load
 from appliance.cli.main import CONNECT_TIMEOUT_MS
+from appliance.cli.options.contexts import CONTEXT_VARIABLE, chosen_bootstrap, load
 from tailrace.client.config.settings import DEFAULT_BOOTSTRAP
 from tailrace.core.errors import TailraceError
 from tailrace.core.units import duration_ms

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from appliance.cli.appliance_control import ask, control_directory, data_dir_option
-from appliance.cli.options import bootstrap_option, json_option
+from appliance.cli.options.appliance_control import ask, control_directory, data_dir_option
+from appliance.cli.options.shared import bootstrap_option, json_option
 from appliance.cli.output import print_json
 from tailrace import __version__, launcher
 from tailrace.core.errors import InvalidSettingError, NotReachableError

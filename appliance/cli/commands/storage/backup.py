@@ -22,8 +22,8 @@ from appliance.backup.source.point import Source
 from appliance.backup.target.object_store import ObjectStore, open_target
 from appliance.backup.target.overlap import refuse_overlap
 from appliance.backup.verify import verify as verify_backups
-from appliance.cli.appliance_control import control_directory, data_dir_option
-from appliance.cli.options import Duration, bootstrap_option, json_option
+from appliance.cli.options.appliance_control import control_directory, data_dir_option
+from appliance.cli.options.shared import Duration, bootstrap_option, json_option
 from appliance.cli.output import (
     BYTES,
     complain,

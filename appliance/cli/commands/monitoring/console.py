@@ -6,7 +6,7 @@ import urllib.request
 
 import click
 
-from appliance.cli.options import bootstrap_option, connect, json_option
+from appliance.cli.options.shared import bootstrap_option, connect, json_option
 from appliance.cli.output import print_json
 
 TIMEOUT_S = 20.0

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from appliance.cli.config_sources import config_path, file_options, set_option
+from appliance.cli.options.config_sources import config_path, file_options, set_option
 from tailrace import launcher
 
 

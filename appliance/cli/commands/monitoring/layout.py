@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from appliance.cli.config_sources import config_path, file_options, set_option
-from appliance.cli.options import json_option
+from appliance.cli.options.config_sources import config_path, file_options, set_option
+from appliance.cli.options.shared import json_option
 from appliance.cli.output import counted, print_json, print_table
 from appliance.config.core_plan import CorePlan
 from appliance.config.relations import planned_cores
@@ -123,7 +123,7 @@ def _host(cores: int | None, smt: int, numa: int, isolated: str, topology: str |
 
 
 def _settings(path: str | None, assignments: tuple[str, ...]) -> Settings:
-    from appliance.cli.options import parse_pairs
+    from appliance.cli.options.shared import parse_pairs
 
     problems: list[Any] = []
     flags = list(parse_pairs(assignments, "--set").items())

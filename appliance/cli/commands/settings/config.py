@@ -10,21 +10,17 @@ from typing import Any
 
 import click
 
-from appliance.cli.config_sources import config_path, file_options, set_option
-from appliance.cli.options import bootstrap_option, connect, json_option, parse_pairs
+from appliance.cli.options.config_sources import config_path, file_options, set_option
+from appliance.cli.options.found_settings import FoundSettings
+from appliance.cli.options.shared import bootstrap_option, connect, json_option, parse_pairs
 from appliance.cli.output import complain, counted, print_json, print_table
 from appliance.config.setting_definition import Definition
-from appliance.config.settings import Settings, definitions, value_of
+from appliance.config.settings import definitions
 from appliance.config.settings_sources import (
     DEFAULT_SOURCE,
-    Given,
     Problem,
-    gather_settings,
-    related_problems,
-    settings_of,
     unknown_setting,
 )
-from appliance.config.topology import read_topology
 from tailrace.admin.configs import ConfigEntry, ConfigResource
 
 BROKER = ConfigResource("broker")
@@ -43,34 +39,6 @@ def command() -> None:
       tailrace config show --origin
       tailrace config set log_level=debug
     """
-
-
-class Found:
-    """Settings that a start with these options would use, and what is wrong with them."""
-
-    def __init__(self, path: str | None, environment: dict[str, str], assignments: Any) -> None:
-        self.path = path
-        self.problems: list[Problem] = []
-        flags = list(parse_pairs(tuple(assignments), "--set").items())
-        self.given = gather_settings(path, environment, flags, self.problems)
-        self.settings: Settings = settings_of(self.given, self.problems)
-        wrong = {problem.setting for problem in self.problems}
-        self.problems += related_problems(self.settings, self.given, read_topology(), wrong)
-
-    def row(self, definition: Definition) -> dict[str, Any]:
-        """A setting with its value, origin and facts."""
-        name = definition.name
-        given: Given | None = self.given.get(name)
-        line = given.file.line_of(name) if given is not None and given.file is not None else 0
-        return {
-            "name": name,
-            "value": definition.shown(value_of(self.settings, definition)),
-            "default": definition.default,
-            "source": given.source if given is not None else DEFAULT_SOURCE,
-            "line": line or None,
-            "unit": definition.unit,
-            "reload": definition.is_live,
-        }
 
 
 @command.command("show")
@@ -98,7 +66,7 @@ def show(
       tailrace config show ring_bytes lane_bytes
     """
     chosen = _definitions(names)
-    found = Found(config_path(config, instance, no_config), dict(os.environ), assignments)
+    found = FoundSettings(config_path(config, instance, no_config), dict(os.environ), assignments)
     _report(found.problems)
     rows = [found.row(definition) for definition in chosen]
     if changed:
@@ -141,9 +109,11 @@ def check(
     if file is not None:
         if config or instance or no_config:
             raise click.UsageError("give FILE or one of --config, --instance and --no-config")
-        found = Found(file, {}, assignments)
+        found = FoundSettings(file, {}, assignments)
     else:
-        found = Found(config_path(config, instance, no_config), dict(os.environ), assignments)
+        found = FoundSettings(
+            config_path(config, instance, no_config), dict(os.environ), assignments
+        )
     if as_json:
         print_json({"file": found.path, "errors": [p._asdict() for p in found.problems]})
     else:
@@ -193,7 +163,7 @@ def diff(
       tailrace config diff /etc/tailrace/tailrace.toml
     """
     path = file or config_path(config, instance, no_config)
-    found = Found(path, {}, ())
+    found = FoundSettings(path, {}, ())
     if found.problems:
         _report(found.problems)
         sys.exit(EXIT_WRONG)

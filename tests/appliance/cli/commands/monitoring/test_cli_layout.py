@@ -10,7 +10,7 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from appliance.cli.commands.host.layout import command
+from appliance.cli.commands.monitoring.layout import command
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.processes import children
 

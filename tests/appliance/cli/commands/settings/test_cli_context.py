@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from appliance.cli.contexts import FILE_MAX_BYTES, changing, load
 from appliance.cli.main import tailrace
+from appliance.cli.options.contexts import FILE_MAX_BYTES, changing, load
 from tailrace.client.connections.credentials import contexts_path
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.processes import HANG_LIMIT_S

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from appliance.cli.commands.host.config import Found
-from appliance.cli.config_sources import config_path, file_options
-from appliance.cli.options import bootstrap_option, connect, json_option
+from appliance.cli.options.config_sources import config_path, file_options
+from appliance.cli.options.found_settings import FoundSettings
+from appliance.cli.options.shared import bootstrap_option, connect, json_option
 from appliance.cli.output import counted, echo, print_json, print_table
 from appliance.config.settings import definitions
 from appliance.observe.doctor_checks import Check, Level, appliance_checks, host_checks
@@ -131,7 +131,7 @@ def _write_bundle(
     from appliance.observe.support.redaction import sentence
 
     def settings() -> list[dict[str, Any]]:
-        found = Found(file, dict(os.environ), ())
+        found = FoundSettings(file, dict(os.environ), ())
         rows = [found.row(definition) for definition in definitions().values()]
         return [*rows, *({"problem": sentence(str(problem))} for problem in found.problems)]
 

@@ -1,1 +1,0 @@
-"""Commands about the appliance and this host."""

@@ -1,0 +1,1 @@
+"""Commands that show and check the appliance and its host."""

@@ -1,0 +1,1 @@
+"""Commands about settings of the appliance, quotas, and addresses under names."""

@@ -1,0 +1,1 @@
+"""Commands about data directories, partitions on them, and backups."""

@@ -1,1 +1,0 @@
-"""Parts of `tailrace group`: advice on consumers, and new offsets."""

@@ -1,0 +1,3 @@
+"""Options that commands share, and what they name: contexts, configuration files, the control
+socket.
+"""

@@ -1,1 +1,0 @@
-"""Tests of appliance.cli.commands.host."""
