@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from appliance.catalog.transaction import Database, Transaction
 from tailrace.core.errors import DiskFullError, StorageError
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 OLDEST_VERSION = 2
 """The oldest version that is upgraded."""
 LOCKED_TIMEOUT_S = 0.5
@@ -69,6 +69,11 @@ CREATE TABLE IF NOT EXISTS user_keys (
     user TEXT NOT NULL REFERENCES users ON DELETE CASCADE, name TEXT NOT NULL,
     public TEXT NOT NULL UNIQUE, created_us INTEGER NOT NULL, expires_us INTEGER NOT NULL,
     PRIMARY KEY (user, name)
+) STRICT;
+CREATE TABLE IF NOT EXISTS user_scram (
+    user TEXT NOT NULL REFERENCES users ON DELETE CASCADE, mechanism TEXT NOT NULL,
+    salt BLOB NOT NULL, stored_key BLOB NOT NULL, server_key BLOB NOT NULL,
+    iterations INTEGER NOT NULL, PRIMARY KEY (user, mechanism)
 ) STRICT;
 CREATE TABLE IF NOT EXISTS user_accounts (
     account INTEGER PRIMARY KEY, user TEXT NOT NULL REFERENCES users ON DELETE CASCADE
@@ -200,3 +205,7 @@ def _upgrade(database: Database) -> None:
     if found == 7:  # before users; their tables are made already
         with Transaction(database):
             database.execute("UPDATE meta SET value = 8 WHERE name = 'schema_version'")
+        found = 8
+    if found == 8:  # before SCRAM credentials; their table is made already
+        with Transaction(database):
+            database.execute("UPDATE meta SET value = 9 WHERE name = 'schema_version'")

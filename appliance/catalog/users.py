@@ -20,6 +20,7 @@ import orjson
 from appliance.catalog.database import refusals
 from appliance.catalog.transaction import Database, Transaction
 from shm.rights.acl import Acl
+from shm.rights.scram import ScramCredential
 from shm.rights.users import Key, User
 from tailrace.core.errors import InvalidRequestError
 
@@ -61,10 +62,16 @@ def _user_of(database: Database, row: tuple[Any, ...]) -> User:
     accounts = database.execute(
         "SELECT account FROM user_accounts WHERE user = ? ORDER BY account", (name,)
     )
+    scram = database.execute(
+        "SELECT mechanism, salt, stored_key, server_key, iterations FROM user_scram"
+        " WHERE user = ? ORDER BY mechanism",
+        (name,),
+    )
     return User(
         name, bool(is_admin), bool(is_disabled), tuple(orjson.loads(groups)),
         tuple(account for (account,) in accounts.fetchall()),
         tuple(Key(*key) for key in keys.fetchall()), created_us, password_hash,
+        tuple(ScramCredential(*each) for each in scram.fetchall()),
     )  # fmt: skip
 
 
@@ -93,6 +100,10 @@ def put_user(database: Database, user: User) -> None:
             database.executemany(
                 "INSERT INTO user_keys VALUES (?, ?, ?, ?, ?)",
                 [(user.name, *key) for key in user.keys],
+            )
+            database.executemany(
+                "INSERT INTO user_scram VALUES (?, ?, ?, ?, ?, ?)",
+                [(user.name, *each) for each in user.scram],
             )
             database.executemany(
                 "INSERT INTO user_accounts VALUES (?, ?)",

@@ -302,7 +302,8 @@ class Controller:
     def _feed_rights(self, out: LaneSender) -> None:
         begins = REPLAY
         if self._users is not None or self._catalog.has_users():
-            for message in self._user_commands().feed():
+            verifies = self._publisher.verifies_passwords(out)
+            for message in self._user_commands().feed(with_credentials=verifies):
                 out.put(LaneKind.RIGHTS, message, flags=begins)
                 begins = 0
 

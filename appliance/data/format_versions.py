@@ -31,7 +31,7 @@ FORMATS = {
     "index": 2,
     "transaction index": 1,
     "delayed records": 4,
-    "coordinator.db": 8,
+    "coordinator.db": 9,
     "groups.db": 6,
 }
 """The newest version of each format that this version of Tailrace writes. The owner of a format has

@@ -5,7 +5,8 @@ the catalog and publishes them to the fronts.
 
 Invariants:
 - A public key, and an account, belongs to one user at most.
-- A secret key is never part of any value here. A password is there as its argon2id hash alone.
+- A secret key is never part of any value here. A password is there as its argon2id hash and its
+  SCRAM credentials alone.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from shm.rights.acl import check_user_name
+from shm.rights.scram import ScramCredential, checked_credential
 from tailrace.core.errors import InvalidRequestError
 
 KEYS_MAX: Final = 32
@@ -60,26 +62,49 @@ class User(NamedTuple):
     keys: tuple[Key, ...] = ()
     created_us: int = 0
     password_hash: str = ""
+    scram: tuple[ScramCredential, ...] = ()
+    """One for each mechanism at most."""
 
     def key(self, name: str) -> Key | None:
         """The key of this name."""
         return next((key for key in self.keys if key.name == name), None)
 
     def shown(self) -> dict[str, Any]:
-        """The user as an object of JSON, without the hash of the password."""
+        """The user as an object of JSON, without what proves its password."""
         return {
             "name": self.name, "admin": self.is_admin, "disabled": self.is_disabled,
             "groups": list(self.groups), "accounts": list(self.accounts),
             "keys": [key._asdict() for key in self.keys], "created_us": self.created_us,
             "has_password": bool(self.password_hash),
+            "scram": {each.mechanism: each.iterations for each in self.scram},
         }  # fmt: skip
+
+    def with_credentials(self) -> dict[str, Any]:
+        """The user as an object of JSON, for the processes that verify passwords."""
+        return {
+            **self.shown(), "password_hash": self.password_hash,
+            "scram_credentials": [each.fields() for each in self.scram],
+        }  # fmt: skip
+
+    def scram_of(self, mechanism: str) -> ScramCredential | None:
+        """The credential for a mechanism."""
+        return next((each for each in self.scram if each.mechanism == mechanism), None)
+
+    def is_proven_by(self, credential: str) -> bool:
+        """True if the user still has the credential that a connection was let in with: the hash of
+        its password, or the stored key of a SCRAM credential (hexadecimal).
+        """
+        known = (self.password_hash, *(each.stored_key.hex() for each in self.scram))
+        return bool(credential) and credential in known
 
 
 def user_of(shown: Mapping[str, Any]) -> User:
-    """The user that `User.shown` has made an object of."""
+    """The user that `User.shown` or `User.with_credentials` has made an object of."""
     return User(
         shown["name"], shown["admin"], shown["disabled"], tuple(shown["groups"]),
         tuple(shown["accounts"]), tuple(Key(**key) for key in shown["keys"]), shown["created_us"],
+        shown.get("password_hash", ""),
+        tuple(checked_credential(each) for each in shown.get("scram_credentials", ())),
     )  # fmt: skip
 
 
@@ -113,6 +138,14 @@ def check_password_hash(text: object) -> str:
             f"{HASH_PASSES_MAX} passes; `tailrace user add --password` makes it"
         )
     return found[0]
+
+
+def check_scram(value: object) -> tuple[ScramCredential, ...]:
+    """SCRAM credentials, one for each mechanism. Raises InvalidRequestError."""
+    if not isinstance(value, list):
+        raise InvalidRequestError("scram_credentials must be a list")
+    found = {each.mechanism: each for each in map(checked_credential, value)}
+    return tuple(found[mechanism] for mechanism in sorted(found))
 
 
 def check_groups(value: object) -> tuple[str, ...]:

@@ -55,8 +55,9 @@ class UserAdmin:
     @operation
     def list_users(self, user: str | None = None) -> Steps[list[dict[str, Any]]]:
         """Users, or one: name, admin, disabled, groups, accounts (user ids of the appliance's
-        host), keys (each with name, public, created_us and expires_us, 0 for never), created_us and
-        has_password. Raises InvalidRequestError if there is no such user.
+        host), keys (each with name, public, created_us and expires_us, 0 for never), created_us,
+        has_password and scram (iterations by mechanism). Raises InvalidRequestError if there is no
+        such user.
         """
         request = {} if user is None else {"name": name_of("the name of a user", user)}
         return (yield from self._user_pages(Api.LIST_USERS, "users", request))
@@ -73,11 +74,14 @@ class UserAdmin:
         groups: Iterable[str] = (),
         accounts: Iterable[str | int] = (),
         password_hash: str | None = None,
+        scram_credentials: Iterable[Mapping[str, Any]] | None = None,
     ) -> Steps[dict[str, Any]]:
         """Add a user, who may do nothing before an ACL allows it, or everything as an `admin`.
         `public_key` is that of a CURVE key pair, whose secret key stays with the client; it expires
         at `expires`. `groups` are groups of users. `accounts` of the appliance's host stand for the
-        user over `ipc://`. Returns the user. Raises InvalidRequestError.
+        user over `ipc://`. `password_hash` (argon2id) and `scram_credentials` prove a password to
+        the console and to the Kafka port; `tailrace user add --password` makes them. Returns the
+        user. Raises InvalidRequestError.
         """
         keys = []
         if public_key is not None:
@@ -88,6 +92,8 @@ class UserAdmin:
         }  # fmt: skip
         if password_hash is not None:
             fields["password_hash"] = password_hash
+        if scram_credentials is not None:
+            fields["scram_credentials"] = [dict(each) for each in scram_credentials]
         self._connection.check_usable()
         return (yield from self._alter_user(user, "add", **fields))
 
@@ -100,9 +106,11 @@ class UserAdmin:
         groups: Iterable[str] | None = None,
         accounts: Iterable[str | int] | None = None,
         password_hash: str | None = None,
+        scram_credentials: Iterable[Mapping[str, Any]] | None = None,
     ) -> Steps[dict[str, Any]]:
-        """Change a user; what is None stays. `password_hash` "" removes the password. Returns the
-        user. Raises InvalidRequestError.
+        """Change a user; what is None stays. `password_hash` "" removes the password, and
+        `scram_credentials` replaces all of them. Connections that were let in with what is gone end
+        within a second. Returns the user. Raises InvalidRequestError.
         """
         fields: dict[str, Any] = {}
         if admin is not None:
@@ -113,6 +121,8 @@ class UserAdmin:
             fields["accounts"] = list(accounts)
         if password_hash is not None:
             fields["password_hash"] = password_hash or None
+        if scram_credentials is not None:
+            fields["scram_credentials"] = [dict(each) for each in scram_credentials]
         self._connection.check_usable()
         return (yield from self._alter_user(user, "set", **fields))
 

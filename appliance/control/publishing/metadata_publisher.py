@@ -240,11 +240,16 @@ class MetadataPublisher:
             count += 1
         return count
 
-    def publish_rights(self, change: bytes) -> None:
-        """Queue a change of users or ACLs for every front."""
+    def verifies_passwords(self, out: LaneSender) -> bool:
+        """True for a gateway: they come behind the other fronts."""
+        return out.role is Role.FRONT and out.index >= self._sizes.front_count
+
+    def publish_rights(self, change: bytes, with_credentials: bytes) -> None:
+        """Queue a change of users or ACLs for every front; gateways get it with credentials."""
         for out in self._outgoing:
             if out.role is Role.FRONT:
-                out.put(LaneKind.RIGHTS, change)
+                verifies = self.verifies_passwords(out)
+                out.put(LaneKind.RIGHTS, with_credentials if verifies else change)
 
     def _feed_going(self, out: LaneSender, going: list[Topic]) -> None:
         """Feed the topics that are on their way to the bin. Worker and flusher open them, to

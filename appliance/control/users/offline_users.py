@@ -69,7 +69,11 @@ def offline_users(data_dir: str) -> Iterator[OfflineUsers]:
         catalog = Catalog(f"{data_dir}/{CATALOG_FILE}", _SLOTS)
         try:
             yield OfflineUsers(
-                UserCommands(catalog, lambda _change: None, lambda: time.time_ns() // 1_000)
+                UserCommands(
+                    catalog,
+                    lambda _change, _with_credentials: None,
+                    lambda: time.time_ns() // 1_000,
+                )
             )
         finally:
             catalog.close()

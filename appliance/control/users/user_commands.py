@@ -5,7 +5,7 @@ Owner: the controller, which stores them in the catalog and publishes each chang
 Invariants:
 - A change is on the disk before it is published, and published before it is answered.
 - A repeated request succeeds: clients send one again when its response is lost.
-- No response has a secret key, or the hash of a password.
+- No response has a secret key, the hash of a password, or a SCRAM credential.
 
 Bounds: PAGE rows of a response, CHANGES_MAX rules of a request.
 
@@ -44,6 +44,7 @@ from shm.rights.users import (
     check_groups,
     check_password_hash,
     check_public_key,
+    check_scram,
 )
 from tailrace.core.errors import InvalidRequestError, TailraceError
 from tailrace.protocol.frame import Api
@@ -54,8 +55,10 @@ PAGE = 200
 FED_AT_ONCE = 100
 """Users, and rules, of one message to a front."""
 CHANGES_MAX = 1_000
-Changed = tuple[dict[str, Any], dict[str, Any] | None]
-"""(Response, change for the fronts)."""
+Changed = tuple[dict[str, Any], dict[str, Any] | None, dict[str, Any] | None]
+"""(Response, change for the fronts, the change with credentials for the gateways if that is
+another one).
+"""
 
 
 class UserCommands:
@@ -64,10 +67,12 @@ class UserCommands:
     def __init__(
         self,
         catalog: Catalog,
-        publish: Callable[[bytes], None],
+        publish: Callable[[bytes, bytes], None],
         wall_us: Callable[[], int],
     ) -> None:
-        """`publish` sends a change to every front. Raises StorageError."""
+        """`publish` sends a change to every front, and its second form, with credentials of
+        passwords, to the gateways instead. Raises StorageError.
+        """
         self._catalog = catalog
         self._database = catalog.database
         self._publish = publish
@@ -94,11 +99,13 @@ class UserCommands:
 
     # ---- fronts ----------------------------------------------------------------------------------
 
-    def feed(self) -> Iterator[bytes]:
-        """All users and rules, in messages for a front."""
+    def feed(self, *, with_credentials: bool = False) -> Iterator[bytes]:
+        """All users and rules, in messages for a front. `with_credentials`: for one that verifies
+        passwords.
+        """
         users: list[dict[str, Any]] = []
         for user in read_users(self._database):
-            users.append(user.shown())
+            users.append(user.with_credentials() if with_credentials else user.shown())
             if len(users) == FED_AT_ONCE:
                 yield orjson.dumps({"users": users})
                 users = []
@@ -126,14 +133,15 @@ class UserCommands:
             return self._list_acls(request)
         if api == Api.TEST_ACL:
             return self._test(request)
-        response, change = (
+        response, change, credentials = (
             self._alter_users(request) if api == Api.ALTER_USERS else self._alter_acls(request)
         )
 
         def kept() -> None:
             if change is not None:
                 self._note(change)
-                self._publish(orjson.dumps(change))
+                plain = orjson.dumps(change)
+                self._publish(plain, plain if credentials is None else orjson.dumps(credentials))
             answer(response)
 
         self._catalog.afterwards(kept, fail)
@@ -182,7 +190,7 @@ class UserCommands:
         if action == "delete":
             self._known(name)
             delete_user(self._database, name)
-            return {}, {"removed_users": [name]}
+            return {}, {"removed_users": [name]}, None
         user = self._known(name)
         change = {
             "disable": lambda: user._replace(is_disabled=True),
@@ -200,7 +208,11 @@ class UserCommands:
 
     def _stored(self, user: User) -> Changed:
         put_user(self._database, user)
-        return {"user": user.shown()}, {"users": [user.shown()]}
+        return (
+            {"user": user.shown()},
+            {"users": [user.shown()]},
+            {"users": [user.with_credentials()]},
+        )
 
     def _add(self, name: str, request: Mapping[str, Any]) -> Changed:
         user = self._with_fields(User(name, created_us=self._wall_us()), request)
@@ -209,7 +221,7 @@ class UserCommands:
         present = read_user(self._database, name)
         if present is not None:
             if _same(present, user):
-                return {"user": present.shown()}, None  # a repeated request
+                return {"user": present.shown()}, None, None  # a repeated request
             raise InvalidRequestError(
                 f"there is a user {name} already; change it with `tailrace user rotate` or "
                 "`tailrace user set`"
@@ -228,6 +240,8 @@ class UserCommands:
         if "password_hash" in request:
             given = request["password_hash"]
             user = user._replace(password_hash="" if given is None else check_password_hash(given))
+        if "scram_credentials" in request:
+            user = user._replace(scram=check_scram(request["scram_credentials"]))
         return user
 
     def _with_key(self, user: User, request: Mapping[str, Any]) -> User:
@@ -307,6 +321,7 @@ class UserCommands:
         return (
             {"added": shown, "removed": [acl.shown() for acl in removed.values()]},
             {"acls": shown, "removed_acls": list(removed)},
+            None,
         )
 
     def _test(self, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,12 +19,15 @@ from appliance.control.users.offline_users import offline_users
 from appliance.control.users.user_commands import PAGE, UserCommands
 from appliance.data.data_dir_lock import take
 from appliance.data.directory_errors import DataDirectoryError
+from shm.rights.passwords import fields_of
+from shm.rights.scram import SHA_256, SHA_512, of_password
 from shm.rights.server_keys import (
     KeysUnusableError,
     ensure_keys,
     own_public_key,
     read_server_key,
 )
+from shm.rights.users import user_of
 from tailrace.core.errors import InvalidRequestError, TailraceError
 from tailrace.protocol.frame import Api
 
@@ -42,9 +45,12 @@ class Bench:
     def __init__(self, path: pathlib.Path) -> None:
         self.catalog = Catalog(str(path), 64)
         self.published: list[dict[str, Any]] = []
-        self.commands = UserCommands(
-            self.catalog, lambda change: self.published.append(orjson.loads(change)), lambda: 77
-        )
+        self.to_gateways: list[dict[str, Any]] = []
+        self.commands = UserCommands(self.catalog, self._publish, lambda: 77)
+
+    def _publish(self, change: bytes, with_credentials: bytes) -> None:
+        self.published.append(orjson.loads(change))
+        self.to_gateways.append(orjson.loads(with_credentials))
 
     def ask(self, api: Api, **request: Any) -> dict[str, Any]:
         answers: list[dict[str, Any]] = []
@@ -244,6 +250,47 @@ def test_a_catalog_from_before_users_gets_their_tables(tmp_path: pathlib.Path) -
     again = Bench(path)
     assert again.names() == ["a"]
     again.catalog.close()
+
+
+def test_users_from_before_scram_credentials_keep_their_keys_and_get_credentials(
+    tmp_path: pathlib.Path,
+) -> None:
+    path = tmp_path / "old.db"
+    old = sqlite3.connect(path)
+    old.executescript((GOLDEN / "catalog_v8.sql").read_text())
+    old.close()
+    bench = Bench(path)
+    [a, b] = read_users(bench.catalog.database)
+    assert (a.keys[0].name, a.accounts, a.password_hash, a.scram) == ("k", (1000,), HASH, ())
+    assert b.is_disabled
+    assert len(read_acls(bench.catalog.database)) == 1
+    bench.alter("a", "set", scram_credentials=[of_password(SHA_256, "correct horse").fields()])
+    bench.catalog.close()
+    again = Bench(path)
+    [a, _] = read_users(again.catalog.database)
+    assert [each.mechanism for each in a.scram] == [SHA_256]
+    again.catalog.close()
+
+
+def test_gateways_alone_get_what_proves_a_password(bench: Bench) -> None:
+    fields = fields_of("correct horse")
+    shown = bench.alter("a", "add", **fields)["user"]
+    assert shown["has_password"]
+    assert set(shown["scram"]) == {SHA_256, SHA_512}
+    [stored] = read_users(bench.catalog.database)
+    for plain in (bench.published, list(bench.commands.feed()), shown):
+        assert "argon2" not in repr(plain)
+        assert "stored_key" not in repr(plain)
+    assert bench.alter("a", "add", **fields)["user"] == shown, "a repeated request"
+    [message] = [message for message in bench.to_gateways if "users" in message]
+    assert user_of(message["users"][0]) == stored
+    fed = [orjson.loads(each) for each in bench.commands.feed(with_credentials=True)]
+    assert user_of(fed[0]["users"][0]) == stored
+    bench.alter("a", "set", password_hash=None, scram_credentials=[])
+    [stored] = read_users(bench.catalog.database)
+    assert (stored.password_hash, stored.scram) == ("", ())
+    with pytest.raises(InvalidRequestError, match="iterations"):
+        bench.alter("a", "set", scram_credentials=[{"mechanism": SHA_256}])
 
 
 # ---- files ---------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ import orjson
 from appliance.cli.options.shared import bootstrap_option, connect
 from tailrace.admin.users import UserAdmin
 from tailrace.client.connections.credentials import FORMAT, SCHEME, resolve
-from tailrace.core.errors import InvalidSettingError
+from tailrace.core.errors import InvalidRequestError, InvalidSettingError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -48,6 +49,52 @@ def users_at(bootstrap: str, data_dir: str | None) -> Iterator[UserAdmin]:
         with offline_users(data_dir) as users:
             yield users
     except DataDirectoryError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def password_options(function: Function) -> Function:
+    """Add --password, --password-file and --password-stdin. A password is no argument: other users
+    of the host see those.
+    """
+    for option in (
+        click.option(
+            "--password-stdin", is_flag=True, help="The password is the first line of the input."
+        ),
+        click.option(
+            "--password-file", metavar="FILE", help="The password is the first line of the file."
+        ),
+        click.option(
+            "--password", "asks_password", is_flag=True, help="Ask for the password, without echo."
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def given_password(asks: bool, path: str | None, stdin: bool) -> str | None:
+    """The password that the options give, None if there is none. Raises ClickException."""
+    if asks + bool(path) + stdin > 1:
+        raise click.UsageError("give one of --password, --password-file and --password-stdin")
+    if asks:
+        return str(click.prompt("Password", hide_input=True, confirmation_prompt=True))
+    if stdin:
+        return sys.stdin.readline().rstrip("\r\n")
+    if path:
+        try:
+            with open(path, encoding="utf-8") as file:
+                return file.readline().rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise click.ClickException(f"{path} cannot be read: {error}") from None
+    return None
+
+
+def password_fields(password: str) -> dict[str, Any]:
+    """What the appliance stores for a password. Raises ClickException."""
+    from shm.rights.passwords import PasswordsMissingError, fields_of  # argon2
+
+    try:
+        return fields_of(password)
+    except (PasswordsMissingError, InvalidRequestError) as error:
         raise click.ClickException(str(error)) from None
 
 

@@ -10,7 +10,10 @@ from typing import Any
 import click
 
 from appliance.cli.commands.users.common import (
+    given_password,
     new_key_pair,
+    password_fields,
+    password_options,
     place_options,
     server_of,
     users_at,
@@ -26,7 +29,7 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 @click.group()
 def command() -> None:
-    """Users: add, list, set, disable, enable, delete, and their keys.
+    """Users: add, list, set, disable, enable, delete, their keys and passwords.
 
     An appliance requires users when security.enabled says so, which it does by itself when other
     hosts reach it. The first start makes the administrator's context DATA_DIR/admin.context.
@@ -51,30 +54,37 @@ def command() -> None:
 @click.option("--member-of", multiple=True, metavar="GROUP", help="Group of users, repeatable.")
 @click.option("--account", multiple=True, help="Account of the appliance's host, repeatable.")
 @click.option("--address", help="Address in the context; that of this command if not given.")
+@password_options
 @place_options
 @json_option
 def add(
     name: str, out: str | None, public_key: str | None, key_name: str, expires: dt.timedelta | None,
     role: str | None, topics: tuple[str, ...], group: str | None, is_prefix: bool,
-    member_of: tuple[str, ...], account: tuple[str, ...], address: str | None, bootstrap: str,
-    data_dir: str | None, as_json: bool,
+    member_of: tuple[str, ...], account: tuple[str, ...], address: str | None, asks_password: bool,
+    password_file: str | None, password_stdin: bool, bootstrap: str, data_dir: str | None,
+    as_json: bool,
 ) -> None:  # fmt: skip
-    """Add a user. The secret key of its context is made here and never sent.
+    """Add a user. The secret key of its context is made here and never sent. A password is for
+    Kafka clients and the console; what is sent proves it without telling it.
 
     \b
     Example:
       tailrace user add shop --role producer --topic orders --out shop.context
+      tailrace user add legacy --password --role consumer --topic orders --group legacy
       tailrace user add backup --account backup --role admin
     """
-    if out is None and public_key is None and not account:
+    password = given_password(asks_password, password_file, password_stdin)
+    if out is None and public_key is None and not account and password is None:
         raise click.UsageError(
-            "a user without a key cannot connect: give --out FILE, --public-key KEY, or --account"
+            "a user without a key cannot connect: give --out FILE, --public-key KEY, --account, or "
+            "--password (for Kafka clients and the console)"
         )
     if out is not None and public_key is not None:
         raise click.UsageError("--out makes a key, so leave --public-key out")
     acls = _acls_of(f"User:{name}", role, topics, group, is_prefix)
     secret = ""
     server = ("", [""])
+    credentials = {} if password is None else password_fields(password)
     if out is not None:
         server = server_of(bootstrap, data_dir)
         if os.path.lexists(out):
@@ -84,6 +94,7 @@ def add(
         found = users.add_user(
             name, public_key=public_key, key_name=key_name, expires=_at(expires),
             admin=role == "admin", groups=member_of, accounts=account,
+            **credentials,
         )  # fmt: skip
         if acls:
             users.add_acls(acls)
@@ -147,12 +158,13 @@ def list_(name: str | None, bootstrap: str, data_dir: str | None, as_json: bool)
         return
     now = dt.datetime.now(dt.UTC)
     print_table(
-        ["USER", "STATE", "ROLE", "GROUPS", "ACCOUNTS", "KEYS"],
+        ["USER", "STATE", "ROLE", "GROUPS", "ACCOUNTS", "PASSWORD", "KEYS"],
         [
             [
                 user["name"], "disabled" if user["disabled"] else "enabled",
                 "admin" if user["admin"] else "", ", ".join(user["groups"]),
                 ", ".join(map(str, user["accounts"])),
+                "yes" if user["has_password"] else ", ".join(user["scram"]),
                 ", ".join(_shown_key(key, now) for key in user["keys"]),
             ]
             for user in found
@@ -190,6 +202,35 @@ def set_(
             name, admin=admin, groups=member_of or None, accounts=account or None
         )
     _report(found, f"changed {name}", as_json)
+
+
+@command.command()
+@click.argument("name")
+@click.option("--remove", is_flag=True, help="The user has no password from now on.")
+@password_options
+@place_options
+@json_option
+def passwd(
+    name: str, remove: bool, asks_password: bool, password_file: str | None, password_stdin: bool,
+    bootstrap: str, data_dir: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Set the password of a user, for Kafka clients and the console. Connections that were let in
+    with the former one end within a second.
+
+    \b
+    Example:
+      tailrace user passwd billing
+      tailrace user passwd billing --password-file /run/secrets/billing
+    """
+    if remove and (asks_password or password_file or password_stdin):
+        raise click.UsageError("--remove takes no password")
+    fields: dict[str, Any] = {"password_hash": "", "scram_credentials": []}
+    if not remove:
+        asks = asks_password or not (password_file or password_stdin)
+        fields = password_fields(given_password(asks, password_file, password_stdin) or "")
+    with users_at(bootstrap, data_dir) as users:
+        found = users.alter_user(name, **fields)
+    _report(found, f"{name} has {'no' if remove else 'a new'} password", as_json)
 
 
 @command.command()

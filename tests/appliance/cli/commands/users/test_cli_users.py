@@ -69,6 +69,33 @@ def test_a_user_with_a_role_gets_a_context_that_works(users: Users, tmp_path: pa
     assert json(users, "acl", "list", "--principal", "User:shop") == []
 
 
+def test_a_password_comes_from_a_file_and_is_stored_as_its_proofs(
+    users: Users, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "password"
+    path.write_text("correct horse\nmore\n")
+    told = text(users, "user", "add", "legacy", "--password-file", str(path))
+    assert "correct" not in told
+    [found] = json(users, "user", "list", "legacy")
+    assert (found["has_password"], found["keys"]) == (True, [])
+    assert found["scram"] == {"SCRAM-SHA-256": 8192, "SCRAM-SHA-512": 8192}
+    text(users, "user", "passwd", "legacy", "--remove")
+    [found] = json(users, "user", "list", "legacy")
+    assert (found["has_password"], found["scram"]) == (False, {})
+    told = text(users, "user", "passwd", "legacy", "--password-file", str(path))
+    assert told == "legacy has a new password\n"
+    path.write_text("short\n")
+    refused = text(users, "user", "passwd", "legacy", "--password-file", str(path), status=1)
+    assert "8 to 256 printable characters" in refused
+    missing = str(tmp_path / "missing")
+    assert "cannot be read" in text(
+        users, "user", "passwd", "legacy", "--password-file", missing, status=1
+    )
+    text(users, "user", "passwd", "legacy", "--password-file", "x", "--password-stdin", status=2)
+    [found] = json(users, "user", "list", "legacy")
+    assert found["has_password"], "a refused change has changed nothing"
+
+
 def test_rules_are_added_listed_and_removed(users: Users) -> None:
     text(users, "user", "add", "bill", "--account", "54321")
     text(
