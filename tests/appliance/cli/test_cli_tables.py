@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 
-from appliance.cli.commands.topics.topic import OLDEST_MAX
+from appliance.cli.commands.topics.describe import OLDEST_MAX
 from appliance.cli.output import print_table
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
