@@ -96,7 +96,9 @@ def _headers(record: Record) -> bytes:
     return b",".join(name.encode() + b"=" + (value or b"") for name, value in record.headers)
 
 
-_TOKENS: dict[str, Callable[[Record], bytes]] = {
+LineFormat = Callable[[Record], bytes]
+"""The bytes that a record is printed as."""
+_TOKENS: dict[str, LineFormat] = {
     "t": lambda r: r.topic.encode(), "p": lambda r: b"%d" % r.partition,
     "o": lambda r: b"%d" % r.offset, "T": lambda r: b"%d" % r.timestamp,
     "k": lambda r: _bytes(r.key), "v": lambda r: _bytes(r.value), "s": lambda r: _bytes(r.value),
@@ -105,12 +107,12 @@ _TOKENS: dict[str, Callable[[Record], bytes]] = {
 }  # fmt: skip
 
 
-def template(text: str) -> Callable[[Record], bytes]:
+def template(text: str) -> LineFormat:
     """Compile kcat's template to a function from a record to bytes.
 
     Raises: UsageError.
     """
-    pieces: list[bytes | Callable[[Record], bytes]] = []
+    pieces: list[bytes | LineFormat] = []
     for piece in re.split(r"(%.?|\\.)", text, flags=re.DOTALL):
         if piece.startswith("%"):
             token = _TOKENS.get(piece[1:])
@@ -124,7 +126,7 @@ def template(text: str) -> Callable[[Record], bytes]:
     )
 
 
-def write_lines(reader: Reader, line: Callable[[Record], bytes]) -> None:
+def write_lines(reader: Reader, line: LineFormat) -> None:
     """Write each record as bytes."""
     out = sys.stdout.buffer
     while not reader.is_finished():

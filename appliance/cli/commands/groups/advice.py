@@ -231,14 +231,11 @@ def _sentences(advice: Advice, group: Mapping[str, Any]) -> None:
             f"Nothing was committed in {advice.seconds:.0f} s, and the lag is {advice.lag:,} "
             "records: the consumers are stuck, or commit less often. Look at `tailrace group "
             "describe`, or ask again with more --seconds."
-            "the consumers stand still, or commit less often. "
-            "Look at `tailrace group describe`, or ask again with more --seconds."
         )
     elif advice.drained_in_s is None:
         echo(
             f"The lag grows by {advice.arrival_per_s - advice.drain_per_s:,.1f} records/s and "
             "will never be drained with these consumers."
-            "is, it will never be drained."
         )
     else:
         echo(f"With these consumers the lag is drained in {span(advice.drained_in_s)}.")

@@ -24,11 +24,13 @@ from appliance.cli.options.shared import (
     connect,
 )
 from appliance.cli.output import complain
+from appliance.cli.records.offset_range import Start, ends_of
 from appliance.cli.records.readers import Ending, GroupReader, Reader
 from appliance.cli.records.writers import (
     BINARY_FORMATS,
     FORMATS,
     TEMPLATE_HELP,
+    LineFormat,
     json_line,
     template,
     value_line,
@@ -139,12 +141,8 @@ def command(
       tailrace consume orders --since 2h --template '%t %p %o %k %v\\n'
       tailrace consume flights --from-beginning --format parquet > flights.parquet
     """
-    if group is not None and (
-        partition is not None
-        or offset is not None
-        or since is not None
-        or tail is not None
-        or until is not None
+    if group is not None and any(
+        given is not None for given in (partition, offset, since, tail, until)
     ):
         raise click.UsageError(
             "--group reads the partitions that the group assigns, from its committed offsets: "
@@ -154,30 +152,15 @@ def command(
     if follow and until is not None:
         raise click.UsageError("--follow and --until exclude each other: leave one of them out")
     start = Start(from_beginning, offset, since, tail, is_past=until is not None)
-    if text is not None and form != "value":
-        raise click.UsageError("--template and --format exclude each other: leave one of them out")
-    line = template(text) if text is not None else json_line if form == "json" else value_line
-    if form in BINARY_FORMATS and sys.stdout.isatty():
-        raise click.UsageError(
-            f"--format {form} writes binary data, not for a terminal: redirect it to a file, > "
-            f"records.{form}"
-        )
+    line = _line_format(form, text)
     with connect(bootstrap) as admin:
         infos = admin.topic_info(_matching(topics, admin))
-    schemas = {name: info.schema for name, info in infos.items()}
-    schema = next(iter(schemas.values()))
-    is_typed = next(iter(infos.values())).typed
-    if form not in ("value", "json") and any(other != schema for other in schemas.values()):
-        raise click.UsageError(
-            f"the topics have different schemas, and a {form} file has one: consume them one at "
-            "a time"
-        )
-    reset = "earliest" if start.is_given else "latest"
+    _check_schemas(infos, form)
     with (
         nullcontext() if group is None else Ending() as ending,
         Consumer(
             bootstrap=bootstrap,
-            auto_offset_reset=reset,
+            auto_offset_reset="earliest" if start.is_given else "latest",
             group_id=group,
             enable_auto_commit=False,
             isolation_level=isolation_level,
@@ -193,15 +176,10 @@ def command(
             consumer.assign(keys)
             start.seek(consumer, keys)
             reader = Reader(
-                consumer, _ends(consumer, keys, start, until, follow), maximum, skip_damaged
+                consumer, ends_of(consumer, keys, start, until, follow), maximum, skip_damaged
             )
         with reader:
-            if form in BINARY_FORMATS:
-                BINARY_FORMATS[form](reader, schema)
-            elif form == "csv":
-                write_csv(reader, schema.names if is_typed else None)
-            else:
-                write_lines(reader, line)
+            _write(reader, next(iter(infos.values())), form, line)
     if reader.skipped_offsets:
         complain(
             f"skipped {reader.skipped_offsets} damaged offsets in {reader.skipped_ranges} places; "
@@ -211,31 +189,47 @@ def command(
     return 0
 
 
+def _line_format(form: str, text: str | None) -> LineFormat:
+    """The function that prints a record in a line. Raises UsageError for formats that exclude each
+    other, or a terminal.
+    """
+    if text is not None and form != "value":
+        raise click.UsageError("--template and --format exclude each other: leave one of them out")
+    if form in BINARY_FORMATS and sys.stdout.isatty():
+        raise click.UsageError(
+            f"--format {form} writes binary data, not for a terminal: redirect it to a file, > "
+            f"records.{form}"
+        )
+    if text is not None:
+        return template(text)
+    return json_line if form == "json" else value_line
+
+
+def _check_schemas(infos: dict[str, TopicInfo], form: str) -> None:
+    """Raises UsageError for topics that do not fit one file."""
+    schemas = [info.schema for info in infos.values()]
+    if form not in ("value", "json") and any(other != schemas[0] for other in schemas):
+        raise click.UsageError(
+            f"the topics have different schemas, and a {form} file has one: consume them one at "
+            "a time"
+        )
+
+
+def _write(reader: Reader, info: TopicInfo, form: str, line: LineFormat) -> None:
+    if form in BINARY_FORMATS:
+        BINARY_FORMATS[form](reader, info.schema)
+    elif form == "csv":
+        write_csv(reader, info.schema.names if info.typed else None)
+    else:
+        write_lines(reader, line)
+
+
 def _partitions(infos: dict[str, TopicInfo], only: int | None) -> list[TopicPartition]:
     return [
         TopicPartition(name, p)
         for name, info in infos.items()
         for p in ([only] if only is not None else range(len(info.partitions)))
     ]
-
-
-def _ends(
-    consumer: Consumer,
-    keys: list[TopicPartition],
-    start: Start,
-    until: dt.datetime | None,
-    follow: bool,
-) -> dict[TopicPartition, int] | None:
-    """The offsets at which reading ends; None if it does not end."""
-    if follow or not start.is_given:
-        return None
-    ends = consumer.end_offsets(keys)
-    if until is None:
-        return ends
-    behind = consumer.offsets_for_times(dict.fromkeys(keys, until))
-    return {
-        key: end if (found := behind[key]) is None else found.offset for key, end in ends.items()
-    }
 
 
 def _matching(topics: tuple[str, ...], admin: Admin) -> list[str]:
@@ -251,60 +245,3 @@ def _matching(topics: tuple[str, ...], admin: Admin) -> list[str]:
                 )
         names.update(dict.fromkeys(found))
     return list(names)
-
-
-class Start:
-    """The start of reading: one of the ways that the options name, else the current end."""
-
-    def __init__(
-        self,
-        from_beginning: bool,
-        offset: int | None,
-        since: dt.datetime | None,
-        tail: int | None,
-        *,
-        is_past: bool,
-    ) -> None:
-        """`is_past`: an end is given, so that reading starts at the beginning by default. Raises
-        UsageError.
-        """
-        self._offset, self._since, self._tail = offset, since, tail
-        given = [from_beginning, offset is not None, since is not None, tail is not None]
-        if sum(given) > 1:
-            raise click.UsageError(
-                "--from-beginning, --offset, --since and --tail exclude each other: give one "
-                "of them"
-            )
-        self._from_beginning = from_beginning or (is_past and not any(given))
-        self.is_given = any(given) or is_past
-
-    def seek(self, consumer: Consumer, keys: list[TopicPartition]) -> None:
-        """Raises ClickException when the offset is behind the end of every partition."""
-        ends = consumer.end_offsets(keys)
-        if self._from_beginning:
-            consumer.seek_to_beginning(*keys)
-        elif self._offset is not None:
-            beyond = [key for key in keys if ends[key] < self._offset]
-            for key in beyond:
-                sentence = (
-                    f"{key.topic}-{key.partition} ends at offset {ends[key]} and has no offset "
-                    f"{self._offset}: give an offset below its end"
-                )
-                if len(beyond) == len(keys):
-                    raise click.ClickException(
-                        f"{sentence}. Begin between {consumer.beginning_offsets([key])[key]} and "
-                        f"{ends[key]}, or with --tail N"
-                    )
-                complain(sentence)
-            for key in keys:
-                consumer.seek(key, min(self._offset, ends[key]))
-        elif self._since is not None:
-            for key, found in consumer.offsets_for_times(dict.fromkeys(keys, self._since)).items():
-                consumer.seek(key, ends[key] if found is None else found.offset)
-        elif self._tail is not None:
-            begins = consumer.beginning_offsets(keys)
-            for key in keys:
-                consumer.seek(key, max(begins[key], ends[key] - self._tail))
-        else:
-            for key in keys:
-                consumer.seek(key, ends[key])

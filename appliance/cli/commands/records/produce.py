@@ -198,7 +198,22 @@ def command(topic: str, bootstrap: str, as_json: bool, **given: Any) -> None:
                 assert info is not None
                 count, skipped, delay_ids = _send_lines(producer, info, given, repeat, transactions)
             sent = producer.metrics()["bytes_sent"]
-    seconds = time.monotonic() - started
+    _report(
+        topic, count, skipped, sent, time.monotonic() - started, repeat, delay_ids, as_json=as_json
+    )
+
+
+def _report(
+    topic: str,
+    count: int,
+    skipped: int,
+    sent_bytes: int,
+    seconds: float,
+    repeat: Recurrence | None,
+    delay_ids: list[str],
+    *,
+    as_json: bool,
+) -> None:
     if as_json:
         recurring = {"delay_ids": delay_ids} if repeat is not None else {}
         print_json(
@@ -206,24 +221,24 @@ def command(topic: str, bootstrap: str, as_json: bool, **given: Any) -> None:
                 "topic": topic,
                 "records": count,
                 "skipped": skipped,
-                "bytes": sent,
+                "bytes": sent_bytes,
                 "seconds": round(seconds, 3),
                 **recurring,
             }
         )
-    else:
-        for delay_id in delay_ids:
-            click.echo(delay_id)
-        left_out = f", {counted(skipped, 'bad line')} left out" if skipped else ""
-        recurs = (
-            f"; delivered {repeat.describe()}, until `tailrace delay cancel {topic} ID`"
-            if repeat is not None
-            else ""
-        )
-        echo(
-            f"sent {counted(count, 'record')}, {human_bytes(sent)} in {seconds:.2f} s to "
-            f"{topic}{left_out}{recurs}"
-        )
+        return
+    for delay_id in delay_ids:
+        click.echo(delay_id)
+    left_out = f", {counted(skipped, 'bad line')} left out" if skipped else ""
+    recurs = (
+        f"; delivered {repeat.describe()}, until `tailrace delay cancel {topic} ID`"
+        if repeat is not None
+        else ""
+    )
+    echo(
+        f"sent {counted(count, 'record')}, {human_bytes(sent_bytes)} in {seconds:.2f} s to "
+        f"{topic}{left_out}{recurs}"
+    )
 
 
 def _check(given: dict[str, Any]) -> None:

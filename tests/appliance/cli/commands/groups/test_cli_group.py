@@ -12,7 +12,7 @@ import click
 import pytest
 
 from appliance.cli.commands.groups.advice import Advice, Sample, advise, lag_of, lag_text, span
-from appliance.cli.commands.groups.reset import Reset, Selection, new_offsets
+from appliance.cli.commands.groups.new_offsets import Reset, Selection, new_offsets
 from tailrace import Consumer, NewTopic, Producer, ShareConsumer
 from tailrace.admin.admin import Admin
 from tailrace.core.errors import PartitionOutOfRangeError, UnknownTopicError
@@ -142,7 +142,7 @@ def test_consumers_beyond_the_partitions_are_named_idle() -> None:
 def test_a_group_that_stands_still_or_has_nobody_is_said_to_be_so() -> None:
     still = advised(group_at(0, [0], [10], 1), group_at(10, [0], [10], 1))
     assert still.consumers_needed is None
-    assert "stand still" in still.sentences[0]
+    assert "the consumers are stuck" in still.sentences[0]
     assert (
         "No consumer runs, and the lag is 10 records"
         in advised(group_at(0, [0], [10], 0), group_at(10, [0], [10], 0)).sentences[0]
