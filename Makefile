@@ -100,7 +100,7 @@ bench: $(KERNEL)
 
 # Transactions beside the same work without them: ROUNDS=1 ONLY=commits,ids: a look at some parts; TOUCH=0.
 bench-transactions: $(KERNEL)
-	@$(BIN)/python -P -m bench.transactions
+	@$(BIN)/python -P -m bench.transactional.transactions
 
 bench-delays: $(KERNEL)
 	@$(BIN)/python -P -m bench.delays
@@ -108,12 +108,12 @@ bench-delays: $(KERNEL)
 # PARTS='commits queue': only these parts.
 bench-groups: $(KERNEL)
 	@$(PEERS_CLIENTS)
-	@$(BIN)/python -P -m bench.groups $(PARTS)
+	@$(BIN)/python -P -m bench.members.groups $(PARTS)
 
 # A member of a large group dies, ours and Kafka's: the first part of bench-groups alone. ARGS='--json --members 20 --partitions 100'
 bench-rebalance: $(KERNEL)
 	@$(PEERS_CLIENTS)
-	@$(BIN)/python -P -m bench.rebalance $(ARGS)
+	@$(BIN)/python -P -m bench.members.rebalance $(ARGS)
 
 # PAIRS=2 CASES="sends acks": a look at some. And of bench-scale: BASE=COMMIT: the budget of that commit beside; WRITE_DOCS=1: into
 # docs/performance.md; PARTS="budget model breadth": only these.
@@ -121,40 +121,40 @@ bench-pairs: $(KERNEL)
 	@$(BIN)/python -P -m bench.pairs $(or $(BASE),HEAD~1)
 
 bench-scan: $(KERNEL)
-	@$(BIN)/python -P -m bench.scan
-	@$(BIN)/python -P -m bench.scan_latest
+	@$(BIN)/python -P -m bench.reads.scan
+	@$(BIN)/python -P -m bench.reads.scan_latest
 
 # Micro-batches beside Spark's rate source, and how fresh a streaming query is; BATCHES and RECORDS make it shorter.
 bench-spark-streaming: $(KERNEL) java
-	@$(BIN)/python -P -m bench.spark_streaming
+	@$(BIN)/python -P -m bench.with_spark.spark_streaming
 
 # Spark reads a topic, and beside it Parquet files and Kafka, where Maven has it. ROWS=300000 TOUCH=0 for a look; PARTS="starts reads
 # executors": only these; WRITE_DOCS=1: a whole run into docs/performance.md.
 bench-spark: $(KERNEL) java
-	@$(BIN)/python -P -m bench.spark
+	@$(BIN)/python -P -m bench.with_spark.spark
 
 # Spark writes a topic, beside its noop sink and one that drops what it is given: ROWS=1000000 for a look, ARGS=--parts without Spark, ARGS=--batches for micro-batches.
 bench-spark-sink: $(KERNEL) java
-	@$(BIN)/python -P -m bench.spark_sink $(ARGS)
+	@$(BIN)/python -P -m bench.with_spark.spark_sink $(ARGS)
 
 # Who wakes whom for one ack, and what it costs each thread; counts hold on a busy machine too.
 bench-wakeups: $(KERNEL)
-	@$(BIN)/python -P -m bench.wakeups $(ARGS)
+	@$(BIN)/python -P -m bench.stages.wakeups $(ARGS)
 
 # CPU and wake-ups of each thread of an appliance whose clients are silent. ARGS='--seconds 30 --clients 1 --partitions 1000 --json'.
 bench-idle: $(KERNEL)
-	@$(BIN)/python -P -m bench.idle $(ARGS)
+	@$(BIN)/python -P -m bench.at_rest.idle $(ARGS)
 
 # Kafka's record batches to ours and back, a core.
 bench-kafka-records: $(KERNEL)
-	@$(BIN)/python -P -m bench.kafka_records $(ARGS)
+	@$(BIN)/python -P -m bench.stages.kafka_records $(ARGS)
 
 # Longest time without an acknowledgement while an appliance is restarted under load. ARGS='5 rolling': rounds, kinds.
 bench-restarts: $(KERNEL)
-	@$(BIN)/python -P -m bench.restart_gap $(ARGS)
+	@$(BIN)/python -P -m bench.at_rest.restart_gap $(ARGS)
 
 bench-scale: $(KERNEL)
-	@$(BIN)/python -P -m bench.scale
+	@$(BIN)/python -P -m bench.stages.scale
 
 $(STAMP): pyproject.toml requirements.lock examples/clients/javascript/package-lock.json
 	@echo "tailrace: setting up $(VENV) (once; about a minute)"

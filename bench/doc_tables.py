@@ -12,8 +12,9 @@ import statistics
 import sys
 from typing import Any
 
-from bench import budget, write_docs
+from bench import write_docs
 from bench.other_tree import ROOT
+from bench.stages import budget
 
 
 def _said(result: dict[str, Any]) -> str:

@@ -22,9 +22,9 @@ from functools import partial
 from rich.console import Console
 
 from bench import matrix
-from bench.footprint import measure_footprint
+from bench.at_rest.footprint import measure_footprint
+from bench.at_rest.recovery import measure_recovery
 from bench.measure import RESULTS, Figure, end_to_end, machine, percentile
-from bench.recovery import measure_recovery
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 

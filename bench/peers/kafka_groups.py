@@ -1,5 +1,5 @@
-"""Kafka's side of `bench.rebalance`: a node whose group coordinator has our members' settings, and
-a sender. Members: kafka_member.py.
+"""Kafka's side of `bench.members.rebalance`: a node whose group coordinator has our members'
+settings, and a sender. Members: kafka_member.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bench.member_notes import HEARTBEAT_INTERVAL_MS, SESSION_TIMEOUT_MS
+from bench.members.member_notes import HEARTBEAT_INTERVAL_MS, SESSION_TIMEOUT_MS
 from bench.peers.kafka import Kafka
 from bench.peers.servers import Missing
 

@@ -1,5 +1,5 @@
 """Kafka's consumers of one group in one process, with its new group protocol (KIP-848):
-bench/group_member.py over confluent-kafka-python.
+bench/members/group_member.py over confluent-kafka-python.
 
 `python -P -m bench.peers.kafka_member BOOTSTRAP GROUP TOPIC CONSUMERS FILE`. Session timeout and
 heartbeat interval are the broker's with that protocol.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from bench.member_notes import AUTO_COMMIT_INTERVAL_MS, POLL_MS, Notes, run_members
+from bench.members.member_notes import AUTO_COMMIT_INTERVAL_MS, POLL_MS, Notes, run_members
 
 
 def consume(bootstrap: str, group: str, topic: str, notes: Notes) -> None:

@@ -1,5 +1,6 @@
-"""Transactions of Apache Kafka by confluent-kafka-python: what `bench.transactional_work` does with
-Tailrace. Each function runs in a fresh interpreter.
+"""Transactions of Apache Kafka by confluent-kafka-python: what
+`bench.transactional.transactional_work` does with Tailrace. Each function runs in a fresh
+interpreter.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import time
 from typing import Any
 
 from bench.peers.kafka import producer_of
-from bench.transactional_work import PARTITIONS, TRANSACTION_S, WARM_UP, fresh_id
+from bench.transactional.transactional_work import PARTITIONS, TRANSACTION_S, WARM_UP, fresh_id
 
 TIMEOUT_S = 60.0
 _KEYS = [b"k%d" % number for number in range(64)]

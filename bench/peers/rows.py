@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from bench.footprint import measure_footprint
+from bench.at_rest.footprint import measure_footprint
 from bench.other_tree import ROOT
 from bench.peers import fixed_rates
 from bench.peers.ceilings import disk_bandwidth, sync_times
@@ -378,8 +378,8 @@ def singles(field: Field, acks: int | str, linger_ms: int | None) -> Row:
 
 
 def cpu_of_a_batch() -> Result:
-    """Of producer, front, worker, flusher, with their threads (bench/stage_costs.py)."""
-    from bench.budget import one_pass
+    """Of producer, front, worker, flusher, with their threads (bench/stages/stage_costs.py)."""
+    from bench.stages.budget import one_pass
 
     found = one_pass(ROOT, 1.0, only="65 KiB")
     return {

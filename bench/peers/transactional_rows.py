@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from bench import transactional_work as work
 from bench.measure import percentile
 from bench.peers import kafka_transactions as theirs
 from bench.peers.field import Field
@@ -19,6 +18,7 @@ from bench.peers.kafka import SYNCED, Kafka
 from bench.peers.row import DISK, MEMORY, Entry, Result, Row
 from bench.peers.servers import in_child
 from bench.peers.tailrace_itself import Tailrace
+from bench.transactional import transactional_work as work
 
 SECONDS = 3.0
 COMMITS = 300

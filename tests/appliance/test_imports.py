@@ -1,8 +1,8 @@
 """What each process of the appliance imports: start and memory are paid with it, seven times where
 there is no zygote.
 
-`python -m bench.imports` has the milliseconds and megabytes; here are the modules, which are the
-same on every machine.
+`python -m bench.at_rest.imports` has the milliseconds and megabytes; here are the modules, which
+are the same on every machine.
 """
 
 from __future__ import annotations

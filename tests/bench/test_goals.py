@@ -9,10 +9,11 @@ import pathlib
 
 import pytest
 
-from bench import doc_tables, spark_goals, write_docs
+from bench import doc_tables, write_docs
 from bench.conditions import LEFT_BYTES, bytes_to_touch
 from bench.peers.fixed_rates import parsed, summary
 from bench.peers.goals import Goal, Values, goals, outcome
+from bench.with_spark import spark_goals
 
 GIB = 1 << 30
 RATIO = Goal("ratio", "x", 3, True, lambda of: of("r", "ours") / of("r", "theirs"), "r")

@@ -1,4 +1,4 @@
-"""What `bench.rebalance` reads from the notes of members."""
+"""What `bench.members.rebalance` reads from the notes of members."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pathlib
 import subprocess
 import sys
 
-from bench.member_notes import History, Notes, read_notes
+from bench.members.member_notes import History, Notes, read_notes
 from tests.kit.processes import HANG_LIMIT_S
 
 MS = 1_000_000
@@ -84,7 +84,8 @@ def test_notes_come_back_as_they_were_written_and_half_a_line_is_left(
 
 def test_a_member_that_fails_ends_its_process(tmp_path: pathlib.Path) -> None:
     code = (
-        f"from bench.member_notes import run_members\nrun_members(3, {str(tmp_path / 'm')!r}, "
+        "from bench.members.member_notes import run_members\n"
+        f"run_members(3, {str(tmp_path / 'm')!r}, "
         "lambda notes: notes.given([1 / 0]))"
     )
     done = subprocess.run(

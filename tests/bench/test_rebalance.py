@@ -14,10 +14,10 @@ from contextlib import AbstractContextManager
 import psutil
 import pytest
 
-from bench import rebalance
+from bench.members import rebalance
+from bench.members.rebalance import TAILRACE, Column, Shape, as_rows, measure_all, table
 from bench.peers.kafka_groups import NAME as KAFKA
 from bench.peers.servers import Missing, tied
-from bench.rebalance import TAILRACE, Column, Shape, as_rows, measure_all, table
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -26,7 +26,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 @pytest.mark.slow_because("200 members join")
 def test_each_partition_of_a_dead_member_is_owned_and_read_again_and_no_other_one_moves() -> None:
     command = [
-        sys.executable, "-P", "-m", "bench.rebalance", "--members", "4", "--partitions", "8",
+        sys.executable, "-P", "-m", "bench.members.rebalance", "--members", "4",
+        "--partitions", "8",
         "--kills", "1", "--stops", "0", "--window", "2",
         "--only", "tailrace", "--json",
     ]  # fmt: skip

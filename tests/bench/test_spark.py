@@ -9,11 +9,11 @@ import shutil
 
 import pytest
 
-from bench import spark
 from bench.peers import kafka
 from bench.peers.servers import Missing
-from bench.spark_goals import KAFKA, NOOP, PARQUET, SOURCE
-from bench.spark_work import Took
+from bench.with_spark import spark
+from bench.with_spark.spark_goals import KAFKA, NOOP, PARQUET, SOURCE
+from bench.with_spark.spark_work import Took
 
 
 def test_without_maven_the_connector_is_missing_with_what_to_install(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from bench.wakeups import _CALL, _WAKING, threads_of
+from bench.stages.wakeups import _CALL, _WAKING, threads_of
 
 
 def test_who_wakes_whom_is_read_from_perf() -> None:

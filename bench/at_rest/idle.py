@@ -1,8 +1,8 @@
 """Idle appliance: CPU and wake-ups a second of each thread, with clients that are connected and
 silent.
 
-`python -P -m bench.idle [--seconds 30] [--clients 1] [--partitions 1] [--json]`. Wake-ups count on
-a busy machine too; what they take in CPU does not.
+`python -P -m bench.at_rest.idle [--seconds 30] [--clients 1] [--partitions 1] [--json]`. Wake-ups
+count on a busy machine too; what they take in CPU does not.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import time
 
 import orjson
 
-from bench.footprint import SETTLE_S, processes
+from bench.at_rest.footprint import SETTLE_S, processes
 from bench.measure import machine
-from bench.wakeups import Thread, threads_of
+from bench.stages.wakeups import Thread, threads_of
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.embedded_appliance import start_embedded
 
@@ -57,7 +57,7 @@ def measure_idle(seconds: float, clients: int, partitions: int) -> list[Thread]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="bench.idle")
+    parser = argparse.ArgumentParser(prog="bench.at_rest.idle")
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--clients", type=int, default=1)
     parser.add_argument("--partitions", type=int, default=1)

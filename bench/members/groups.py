@@ -29,8 +29,8 @@ from typing import Any
 
 import psutil
 
-from bench import rebalance
 from bench.measure import RESULTS, machine, percentile
+from bench.members import rebalance
 from tailrace import Admin, Consumer, NewTopic, Producer, ShareConsumer, TopicPartition
 from tailrace.client.connections.connection import Connection
 from tailrace.client.connections.steps import call_json_now, call_now
@@ -339,7 +339,7 @@ def part_queue(found: list[dict[str, Any]]) -> None:
 
 def child(role: str, address: str, *numbers: int) -> subprocess.Popen[bytes]:
     """A process that runs `ROLES[role]`, and prints as JSON what it returns."""
-    command = [sys.executable, "-P", "-m", "bench.groups", "--role", role, address]
+    command = [sys.executable, "-P", "-m", "bench.members.groups", "--role", role, address]
     return subprocess.Popen([*command, *map(str, numbers)], stdout=subprocess.PIPE)
 
 

@@ -1,5 +1,5 @@
-"""The latest record of each key: `python -m bench.scan_latest`, part of `make bench-scan`. A table
-and a results file.
+"""The latest record of each key: `python -m bench.reads.scan_latest`, part of `make bench-scan`. A
+table and a results file.
 
 RECORDS records (10 M) of KEYS keys (1 M), 100 B a value, in warm files:
 `tailrace.scan(latest=True)` with memory for all keys and with a part of it, beside DuckDB's
@@ -128,7 +128,7 @@ def main() -> int:
     path.write_text(
         json.dumps(
             {
-                "command": f"RECORDS={RECORDS} KEYS={KEYS} python -m bench.scan_latest",
+                "command": f"RECORDS={RECORDS} KEYS={KEYS} python -m bench.reads.scan_latest",
                 "machine": where,
                 "figures": found,
             },

@@ -3,7 +3,7 @@ A table, goals and a results file.
 
 ROWS records of 108 B (8 B key, 100 B value) in a topic of 2 partitions; the same rows in
 uncompressed Parquet files; and in a topic of Apache Kafka, read by Spark's connector, where Maven
-has them (bench/spark_kafka.py). All warm; local[2], the settings of `spark_bridge.session`. Each
+has them (bench/with_spark/spark_kafka.py). All warm; local[2], the settings of `spark_bridge.session`. Each
 figure is taken REPETITIONS times, in turns with the others, after one turn that warms; what is
 stated is the median with least and most. PER CPU s: M rows for a processor-second of all who take
 part (the JVM, its Python processes, appliance or broker), which says something beside other work,
@@ -36,14 +36,14 @@ import pyarrow.parquet as pq
 import spark_bridge
 import tailrace
 from bench import doc_tables, write_docs
-from bench import spark_goals as of
 from bench.conditions import Conditions
 from bench.measure import RESULTS
 from bench.peers.goals import Values, outcome
 from bench.peers.servers import Missing
-from bench.spark_goals import GOALS
-from bench.spark_kafka import READ_OPTIONS, WORK, Connector
-from bench.spark_work import Took, aggregate, jvm, noop, timed
+from bench.with_spark import spark_goals as of
+from bench.with_spark.spark_goals import GOALS
+from bench.with_spark.spark_kafka import READ_OPTIONS, WORK, Connector
+from bench.with_spark.spark_work import Took, aggregate, jvm, noop, timed
 from spark_bridge.session import local_session
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
@@ -216,13 +216,19 @@ def starts(measured: Measured, running: EmbeddedAppliance, directory: str) -> No
         environment = {**os.environ, "XDG_CACHE_HOME": f"{directory}/cache-{who == of.PREPARED}"}
         if who == of.PREPARED:
             subprocess.run(
-                [sys.executable, "-P", "-m", "bench.spark_first_query", "--prepare"],
+                [sys.executable, "-P", "-m", "bench.with_spark.spark_first_query", "--prepare"],
                 env=environment,
                 check=True,
             )
         seconds = []
         for _ in range(STARTS):
-            command = [sys.executable, "-P", "-m", "bench.spark_first_query", running.address]
+            command = [
+                sys.executable,
+                "-P",
+                "-m",
+                "bench.with_spark.spark_first_query",
+                running.address,
+            ]
             done = subprocess.run(
                 command, env=environment, stdout=subprocess.PIPE, text=True, check=True
             )

@@ -1,7 +1,7 @@
 """What the members of a group note, and what follows from it when one of them dies.
 
-Owner: each process of members appends to a file of its own; `bench.rebalance` reads them all. Used
-    alike for our members and Kafka's.
+Owner: each process of members appends to a file of its own; `bench.members.rebalance` reads them
+    all. Used alike for our members and Kafka's.
 Invariants: a note is one line, written at once: `NS MEMBER PARTITION KIND`. NS is of the monotonic
     clock, the same in all processes. KIND is `+` (given to the member), `-` (taken from it) or `r`
     (the member has read from it).

@@ -1,10 +1,10 @@
 """The budget of a batch: microseconds of CPU of each stage, context switches and page faults of
 each process, at 1 KiB, 65 KiB and 1 MiB.
 
-`python -P -m bench.budget [--base COMMIT] [--rounds N] [--scale SHARE] [--write-docs]`; a part of
-`make bench-scale`, which takes BASE=COMMIT and WRITE_DOCS=1. With a base, both trees are measured
-in turn; who begins changes with each round. Medians of the rounds. `--write-docs` puts the tables
-between the marks in docs/performance.md (`bench.doc_tables` does it for files of results).
+`python -P -m bench.stages.budget [--base COMMIT] [--rounds N] [--scale SHARE] [--write-docs]`; a
+part of `make bench-scale`, which takes BASE=COMMIT and WRITE_DOCS=1. With a base, both trees are
+measured in turn; who begins changes with each round. Medians of the rounds. `--write-docs` puts the
+tables between the marks in docs/performance.md (`bench.doc_tables` does it for files of results).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from bench import write_docs
 from bench.measure import RESULTS, machine
 from bench.other_tree import ROOT, environment_of, short_name, tree_of
-from bench.stage_costs import STAGES
+from bench.stages.stage_costs import STAGES
 
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
 PROCESSES = ("producer", "front", "worker", "flusher")
@@ -187,7 +187,7 @@ def run(base: str | None, rounds: int, scale: float, command: str) -> dict[str, 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="bench.budget")
+    parser = argparse.ArgumentParser(prog="bench.stages.budget")
     parser.add_argument("--base")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument(
@@ -195,9 +195,8 @@ def main() -> int:
     )
     parser.add_argument("--write-docs", action="store_true")
     given = parser.parse_args()
-    command = (
-        f"python -P -m bench.budget{f' --base {short_name(given.base)}' if given.base else ''}"
-    )
+    base = f" --base {short_name(given.base)}" if given.base else ""
+    command = f"python -P -m bench.stages.budget{base}"
     result = run(given.base, given.rounds, given.scale, command)
     if given.scale == 1.0:
         where = result["machine"]

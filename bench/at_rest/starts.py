@@ -1,7 +1,7 @@
-"""What starts cost: `python -P bench/starts.py [repetitions]`, or `... BASE=DIRECTORY` for pairs
+"""What starts cost: `python -P bench/at_rest/starts.py [repetitions]`, or `... BASE=DIRECTORY` for pairs
 with another tree: this, that, that, this ...
 
-    ready, first ack    from the start of an embedded appliance on a directory that has a topic, as in `bench.footprint`
+    ready, first ack    from the start of an embedded appliance on a directory that has a topic, as in `bench.at_rest.footprint`
     memory              of all processes with the console, without shared memory, as PSS
     worker, front       from SIGKILL to the next acknowledged record (acks=all), on an appliance that has served
     start and stop      of an embedded appliance: CPU of all its processes
@@ -23,14 +23,14 @@ import sys
 import tempfile
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def measure_starts() -> dict[str, float]:
     """One repetition, in this process's tree."""
     import psutil
 
-    from bench.footprint import measure_footprint, processes
+    from bench.at_rest.footprint import measure_footprint, processes
     from bench.measure import private_memory_mb
     from tailrace import Producer, embedded
 

@@ -1,7 +1,7 @@
-"""A new session's first query, in a process of its own: see `bench.spark`.
+"""A new session's first query, in a process of its own: see `bench.with_spark.spark`.
 
-`python -P -m bench.spark_first_query ADDRESS` prints the seconds from the session being up to the
-count of `small`; `--prepare` makes what `spark_bridge.prepare` keeps.
+`python -P -m bench.with_spark.spark_first_query ADDRESS` prints the seconds from the session being
+up to the count of `small`; `--prepare` makes what `spark_bridge.prepare` keeps.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Ack latency of one producer (acks=all, durability=disk) while many topics are written at once:
-`python -m bench.wide_groups [topics] [rate] [seconds]`.
+`python -m bench.members.wide_groups [topics] [rate] [seconds]`.
 
 The load is another process that sends a small record to every topic in turn, acks=all, `rate`
 records/s in all, or as fast as they are acknowledged (rate 0); the measured producer has one record
@@ -52,7 +52,7 @@ def measure(topics: int, rate: float, seconds: float) -> str:
                     sys.executable,
                     "-P",
                     "-m",
-                    "bench.wide_groups",
+                    "bench.members.wide_groups",
                     "--load",
                     appliance.address,
                     str(topics),

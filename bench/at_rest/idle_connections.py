@@ -1,5 +1,5 @@
-"""Very many connections that say nothing: `python -P -m bench.idle_connections ADDRESS COUNT` opens
-them and prints `open N`; they close with its input.
+"""Very many connections that say nothing: `python -P -m bench.at_rest.idle_connections ADDRESS
+COUNT` opens them and prints `open N`; they close with its input.
 
 Each is a plain socket that speaks ZMTP 3.0 (NULL) by hand, with the handshake of our protocol: a
 library's context has sockets, threads and descriptors of its own for each, and 10,000 of those

@@ -1,7 +1,7 @@
 """Longest time without an acknowledgement when an appliance is restarted under load, and a check
 that nothing is lost, repeated or reordered.
 
-`python -P -m bench.restart_gap [ROUNDS] [KIND]...`, kinds:
+`python -P -m bench.at_rest.restart_gap [ROUNDS] [KIND]...`, kinds:
 
     stop       SIGTERM to the supervisor, and a start behind it
     kill       SIGKILL to the supervisor, and a start behind it

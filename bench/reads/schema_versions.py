@@ -1,6 +1,6 @@
 """Reading a topic with many schema versions, against the same rows in one version, in pairs.
 
-    .venv/bin/python -P bench/schema_versions.py [--versions 30] [--rows 20000] [--pairs 7]
+    .venv/bin/python -P bench/reads/schema_versions.py [--versions 30] [--rows 20000] [--pairs 7]
 
 Each version adds a column or reorders, and has `rows` rows in batches of 2,000. The topic with one
 version has all columns from the beginning. Prints the median of the ratios (many / one), with their

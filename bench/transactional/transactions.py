@@ -30,12 +30,12 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from bench import transactional_ids as ids
-from bench import transactional_work as work
+from bench.at_rest.footprint import processes as pids_of
 from bench.conditions import Conditions
-from bench.footprint import processes as pids_of
 from bench.measure import RESULTS, percentile
 from bench.peers.servers import in_child
+from bench.transactional import transactional_ids as ids
+from bench.transactional import transactional_work as work
 from tailrace import Admin, NewTopic
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 

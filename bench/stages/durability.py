@@ -1,4 +1,5 @@
-"""What durability costs, in interleaved pairs: `python -m bench.durability [pairs] [records]`.
+"""What durability costs, in interleaved pairs: `python -m bench.stages.durability [pairs]
+[records]`.
 
 acks=all against acks=1 (group commit), idempotence on against off, both with `send()` of 100-byte
 records; then how fast `tailrace log verify` proves what was written. Idempotence costs so little
@@ -120,7 +121,7 @@ def main() -> int:
     path = RESULTS / f"durability-{about['date']}-{about['commit']}.json"
     path.write_bytes(
         orjson.dumps(
-            {"machine": about, "command": "python -m bench.durability", "figures": rows},
+            {"machine": about, "command": "python -m bench.stages.durability", "figures": rows},
             option=orjson.OPT_INDENT_2,
         )
     )

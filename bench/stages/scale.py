@@ -27,10 +27,11 @@ from typing import Any
 import psutil
 import pyarrow as pa
 
-from bench import breadth, budget, doc_tables, write_docs
+from bench import doc_tables, write_docs
 from bench.conditions import Conditions
 from bench.measure import RESULTS, machine
 from bench.other_tree import short_name
+from bench.stages import breadth, budget
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 

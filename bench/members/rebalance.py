@@ -37,7 +37,12 @@ from itertools import pairwise
 from typing import Any, TextIO
 
 from bench.measure import RESULTS, machine
-from bench.member_notes import HEARTBEAT_INTERVAL_MS, SESSION_TIMEOUT_MS, History, read_notes
+from bench.members.member_notes import (
+    HEARTBEAT_INTERVAL_MS,
+    SESSION_TIMEOUT_MS,
+    History,
+    read_notes,
+)
 from bench.peers.kafka_groups import NAME as KAFKA
 from bench.peers.kafka_groups import kafka_group
 from bench.peers.servers import Missing, tied
@@ -113,7 +118,7 @@ def tailrace_group(directory: str, partition_count: int) -> Iterator[Group]:
                     sys.executable,
                     "-P",
                     "-m",
-                    "bench.group_member",
+                    "bench.members.group_member",
                     running.address,
                     "members",
                     "shared",
@@ -457,7 +462,7 @@ def heading(shape: Shape) -> str:
 def main() -> int:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(
-        prog="python -P -m bench.rebalance",
+        prog="python -P -m bench.members.rebalance",
         description="A member of a large group dies: ours, and Kafka's. Without arguments about 5 "
         "minutes, and a results file.",
     )

@@ -21,8 +21,8 @@ from typing import Any, Final
 
 from bench.peers.kafka import SPARK_CONNECTOR, Kafka, fetch_jars
 from bench.peers.servers import Missing
-from bench.spark_goals import AGGREGATE, KAFKA, KAFKA_LARGE, NOOP
-from bench.spark_work import Took, aggregate, jvm, noop, timed
+from bench.with_spark.spark_goals import AGGREGATE, KAFKA, KAFKA_LARGE, NOOP
+from bench.with_spark.spark_work import Took, aggregate, jvm, noop, timed
 
 TOPIC = "rows"
 LINE_TIMEOUT_S = 300.0
@@ -63,7 +63,7 @@ class Connector:
                 sys.executable,
                 "-P",
                 "-m",
-                "bench.spark_kafka",
+                "bench.with_spark.spark_kafka",
                 self._kafka.bootstrap,
                 str(self._kafka.server.pid),
                 jars,

@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import orjson
 
-from bench import transactional_work as work
-from bench.footprint import SETTLE_S, cpu_seconds, processes
+from bench.at_rest.footprint import SETTLE_S, cpu_seconds, processes
 from bench.measure import private_memory_mb
 from bench.peers.servers import in_child
+from bench.transactional import transactional_work as work
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import start_embedded
 from tailrace.format.directory.data_dir import GROUPS_FILE

@@ -1,5 +1,5 @@
-"""What importing these modules costs, in this process: `python -I bench/import_cost.py ROOT
-MODULE...`, run by `bench.imports`.
+"""What importing these modules costs, in this process: `python -I bench/at_rest/import_cost.py ROOT
+MODULE...`, run by `bench.at_rest.imports`.
 
 Prints [CPU in ms, PSS in MB, modules]. It is run by its path, and imports nothing that would count.
 """

@@ -1,5 +1,5 @@
 """What importing costs each process of the appliance, alone and in the zygote's image: `python -m
-bench.imports [repetitions]`.
+bench.at_rest.imports [repetitions]`.
 
 CPU in ms (the least of the repetitions: what else the machine does only adds), memory as PSS in MB,
 and how many modules there are then.
@@ -15,13 +15,13 @@ import sys
 from appliance.supervise.processes.child_processes import MODULES
 from appliance.supervise.processes.zygote import MODULE, SHARED
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def import_cost(*modules: str) -> tuple[float, float, int]:
     """(CPU ms, MB, modules) of one interpreter that imports them and nothing else."""
     done = subprocess.run(
-        [sys.executable, "-I", str(ROOT / "bench/import_cost.py"), str(ROOT), *modules],
+        [sys.executable, "-I", str(ROOT / "bench/at_rest/import_cost.py"), str(ROOT), *modules],
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -1,8 +1,8 @@
 """Conversion of Kafka's record batches: millions of records a second of one core, in and out.
 
-`python -P -m bench.kafka_records [--seconds 1] [--records 7000] [--json]`. The records have 100
-bytes of JSON, a key, a time and one header. Counted is CPU time, the best of several rounds. The
-rows:
+`python -P -m bench.stages.kafka_records [--seconds 1] [--records 7000] [--json]`. The records have
+100 bytes of JSON, a key, a time and one header. Counted is CPU time, the best of several rounds.
+The rows:
 
 - *in*, *out*: the whole conversion as the gateway calls it, with checksums and compression.
 - *pack alone*, *unpack alone*: the library's compression.
@@ -158,7 +158,7 @@ def measure(count: int, seconds: float) -> dict[str, dict[str, float]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="bench.kafka_records", description=__doc__)
+    parser = argparse.ArgumentParser(prog="bench.stages.kafka_records", description=__doc__)
     parser.add_argument("--seconds", type=float, default=1.0, help="CPU time of each number")
     parser.add_argument("--records", type=int, default=7_000, help="records of a batch")
     parser.add_argument("--json", action="store_true")

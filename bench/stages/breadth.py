@@ -1,5 +1,5 @@
 """Breadth: one producer to many partitions and topics, 100 producers at once, 10,000 connections
-that say nothing. A part of `make bench-scale`; alone `python -P -m bench.breadth [width]
+that say nothing. A part of `make bench-scale`; alone `python -P -m bench.stages.breadth [width]
 [producers] [connections]`.
 
 What bounds the connections is said: the appliance's `connections.max`, its limit of open files
@@ -23,8 +23,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from bench.footprint import idle_percent, processes
-from bench.idle_connections import OTHER_DESCRIPTORS
+from bench.at_rest.footprint import idle_percent, processes
+from bench.at_rest.idle_connections import OTHER_DESCRIPTORS
 from bench.measure import RESULTS, machine, percentile, private_memory_mb
 from tailrace import Admin, NewTopic, Producer, TopicPartition
 from tailrace.core.errors import TailraceError
@@ -305,7 +305,7 @@ def connections() -> dict[str, Any]:
         begun = time.perf_counter()
         holders = [
             subprocess.Popen(
-                [sys.executable, "-P", "-m", "bench.idle_connections", running.address,
+                [sys.executable, "-P", "-m", "bench.at_rest.idle_connections", running.address,
                 str(min(by_process, count - first))],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             )
@@ -351,7 +351,11 @@ def main() -> int:
     kept = json.loads(path.read_text())["parts"] if path.exists() else {}
     path.write_text(
         json.dumps(
-            {"command": "python -P -m bench.breadth", "machine": where, "parts": {**kept, **found}},
+            {
+                "command": "python -P -m bench.stages.breadth",
+                "machine": where,
+                "parts": {**kept, **found},
+            },
             indent=1,
         )
         + "\n"

@@ -1,7 +1,7 @@
-"""Consumers of one group in one process, for `bench.rebalance`: each notes what it owned and read,
-and when (member_notes.py).
+"""Consumers of one group in one process, for `bench.members.rebalance`: each notes what it owned
+and read, and when (member_notes.py).
 
-`python -P -m bench.group_member ADDRESS GROUP TOPIC CONSUMERS FILE` reads until killed.
+`python -P -m bench.members.group_member ADDRESS GROUP TOPIC CONSUMERS FILE` reads until killed.
 bench/peers/kafka_member.py is the same with Kafka's client.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from bench.member_notes import (
+from bench.members.member_notes import (
     AUTO_COMMIT_INTERVAL_MS,
     HEARTBEAT_INTERVAL_MS,
     POLL_MS,

@@ -7,8 +7,8 @@ whom from `perf` (which loses some events on a very busy machine), system calls 
 these are there and may be used. Counts hold on a busy machine too; what they take in microseconds
 does not.
 
-`python -P -m bench.wakeups [--count N] [--syscalls] [ACKS TRANSPORT GAP_US]...`, such as `1 tcp
-2000`.
+`python -P -m bench.stages.wakeups [--count N] [--syscalls] [ACKS TRANSPORT GAP_US]...`, such as `1
+tcp 2000`.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Client:
             sys.executable,
             "-P",
             "-m",
-            "bench.wakeups",
+            "bench.stages.wakeups",
             "--client",
             address,
             acks,
@@ -257,7 +257,7 @@ def show(threads: list[Thread], count: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="bench.wakeups")
+    parser = argparse.ArgumentParser(prog="bench.stages.wakeups")
     parser.add_argument("cases", nargs="*", metavar="ACKS TRANSPORT GAP_US")
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--syscalls", action="store_true")

@@ -12,7 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
-from bench.footprint import cpu_seconds
+from bench.at_rest.footprint import cpu_seconds
 from tailrace import Consumer, Producer, TopicPartition
 
 PARTITIONS = 8

@@ -1,0 +1,1 @@
+"""Starts, restarts, recovery, and an appliance that does nothing."""

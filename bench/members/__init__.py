@@ -1,0 +1,1 @@
+"""Consumer groups and queues: commits, rebalances, wide groups."""

@@ -1,0 +1,1 @@
+"""Whole topics read as tables."""

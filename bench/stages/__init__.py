@@ -1,0 +1,1 @@
+"""What a batch costs at each stage, and what follows for more cores."""

@@ -1,0 +1,1 @@
+"""Transactions beside the same work without them."""

@@ -1,0 +1,1 @@
+"""Spark's reads, writes and streams, beside Parquet files and Kafka."""
