@@ -52,6 +52,7 @@ _NAMES = {
         "NotAuthorizedError",
         "NotReachableError",
         "NotSupportedError",
+        "OffsetConflictError",
         "OffsetOutOfRangeError",
         "OutOfOrderSequenceError",
         "PartitionOfflineError",

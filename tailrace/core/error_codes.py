@@ -78,6 +78,7 @@ class ErrorCode(IntEnum):
     UNKNOWN_TRANSACTIONAL_ID = 58
     QUOTA_EXCEEDED = 59
     AUDIT_UNAVAILABLE = 60
+    OFFSET_CONFLICT = 61
     NOT_AUTHENTICATED = 70
     NOT_AUTHORIZED = 71
 
@@ -538,6 +539,15 @@ ERROR_TABLE: dict[ErrorCode, ErrorRow] = dict(
             True,
             "The audit log cannot be written, so administration is refused.",
             "Free space on the disk of the audit log, or repair it. Records are served meanwhile.",
+        ),
+        _row(
+            _C.OFFSET_CONFLICT,
+            False,
+            "The partition does not end at the offset that the batch requires.",
+            (
+                "Look up the end of the partition and what lies before it, and go on from there: "
+                "another producer has written, or an earlier attempt has succeeded."
+            ),
         ),
         _row(
             _C.NOT_AUTHENTICATED,

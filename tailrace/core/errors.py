@@ -363,6 +363,12 @@ class AuditUnavailableError(TailraceError):
     default_code = ErrorCode.AUDIT_UNAVAILABLE
 
 
+class OffsetConflictError(TailraceError):
+    """The partition does not end where the batch requires it."""
+
+    default_code = ErrorCode.OFFSET_CONFLICT
+
+
 class QuotaExceededError(TailraceError):
     """A quota of a sum is used up."""
 

@@ -532,6 +532,8 @@ cdef int append_one(
     cdef int64_t at = plain_head(batch, length, &head, partition.seed, partition.shape, partition.max_message_bytes, 0 if registered is None else TRANSACTIONAL)
     if not at or head.schema_id != partition.schema_id:
         return 0
+    if head.durable_offset and head.durable_offset != partition.next_offset + 1:
+        return 0
     cdef uint32_t flags = message.flags | FLAG_BYTES
     cdef Standing standing = IS_OPEN
     if head.attributes & TRANSACTIONAL:

@@ -106,11 +106,12 @@ class Api(IntEnum):
 
 
 API_VERSIONS: dict[int, tuple[int, int]] = {
-    **dict.fromkeys(Api, (1, 1)), Api.PRODUCE: (1, 3), Api.FETCH: (2, 4), Api.LEASE_OFFSETS: (1, 2),
+    **dict.fromkeys(Api, (1, 1)), Api.PRODUCE: (1, 4), Api.FETCH: (2, 4), Api.LEASE_OFFSETS: (1, 2),
     Api.COMMIT_OFFSETS: (1, 2), Api.FETCH_OFFSETS: (1, 2), Api.CHANGE_DELAYS: (1, 2),
 }  # fmt: skip
 """Lowest and highest version of each API in this build. HANDSHAKE's JSON stays version 1 forever.
-Since version 3 PRODUCE may name a trace. Since version 3 of FETCH a reader chooses its isolation
+Since version 3 PRODUCE may name a trace. Since version 4 of PRODUCE a batch may require the end of
+its log. Since version 3 of FETCH a reader chooses its isolation
 level, and hears what was left out. Since version 4 of FETCH a reader knows that the batches of a
 typed topic may have several schemas; older ones get no such topic. Since version 2 LEASE_OFFSETS,
 COMMIT_OFFSETS and FETCH_OFFSETS may name topics by id. Topics without an id are handled as in

@@ -65,6 +65,8 @@ FETCH_PARTITIONS_MAX = 4096
 PRODUCE_BATCHES_MAX = 4096
 TRACED_PRODUCE_VERSION = 3
 """The first version of PRODUCE that may have a trace id."""
+POSITIONED_PRODUCE_VERSION = 4
+"""The first version of PRODUCE whose batches may require the end of their log."""
 TRACE_ID_BYTES = 16
 SHARE_RUNS_MAX = 500
 """Most offset ranges that one SHARE_ACQUIRE or SHARE_ACKNOWLEDGE acknowledges."""

@@ -506,6 +506,9 @@ class Worker:
             if verdict.decision is Decision.REFUSE:
                 flags = FLAG_DUPLICATE if verdict.is_stored else 0
                 return self._refuse(source, message, verdict.code, next_offset, header, flags)
+        # After the duplicate check: a batch that is in the log has moved the end itself.
+        if header.required_end not in (None, next_offset) and source != SOURCE_SCHEDULER:
+            return self._refuse(source, message, ErrorCode.OFFSET_CONFLICT, next_offset, header)
         self._append_batch(partition, header, message, source, position, shown[3])
         return True
 

@@ -13,7 +13,8 @@ of batches is an Arrow IPC stream:
 
 Owner: the producer writes every field once. The worker that appends the batch rewrites
 `base_offset`, `append_time_us`, `leader_epoch`, `durable_offset` and the header's checksum. The
-body and its checksum never change.
+body and its checksum never change. Until then `durable_offset` is 0, or the offset at which the log
+must end for the batch to be appended, plus one (`required_end`).
 
 Invariants:
 - 8 + metadata_size is a multiple of 8, and HEADER_BYTES + extension_length <= metadata_size.
@@ -178,6 +179,11 @@ class BatchHeader:
     def next_offset(self) -> int:
         """The offset after the batch, where the next one begins."""
         return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def required_end(self) -> int | None:
+        """The offset at which the log must end for a producer's batch to be appended, or None."""
+        return self.durable_offset - 1 if self.durable_offset else None
 
     @property
     def is_control(self) -> bool:
@@ -434,6 +440,11 @@ def stamp_producer(
         "<qih", batch, position + OFFSET_PRODUCER, producer_id, base_sequence, producer_epoch
     )
     seal_header(batch, position, _U32.unpack_from(batch, position + 112)[0], seed)
+
+
+def stamp_required_end(batch: memoryview, end: int) -> None:
+    """Require that the log ends at offset `end`. Seal the header afterwards (`stamp_producer`)."""
+    _APPEND.pack_into(batch, header_position(batch) + OFFSET_DURABLE_OFFSET, end + 1)
 
 
 def insert_header(message: Readable, header: BatchHeader, seed: int) -> bytearray:

@@ -90,6 +90,7 @@ class RecordAccumulator:
         self.in_flight_count = 0
         self.error_count = 0
         """Number of records that failed."""
+        self.make_queue: type[PartitionQueue] = PartitionQueue
         self.on_failed_batch: Callable[[ProducerBatch], None] | None = None
         """Called with a batch that has failed, perhaps twice."""
 
@@ -102,7 +103,7 @@ class RecordAccumulator:
 
     def queue(self, info: TopicInfo, partition: int) -> PartitionQueue:
         """The queue of a partition, updated with `info`."""
-        queue = self.queues.setdefault((info.topic_id, partition), PartitionQueue(info, partition))
+        queue = self.queues.setdefault((info.topic_id, partition), self.make_queue(info, partition))
         if queue.open is not None and queue.info.schema_id != info.schema_id:
             self.close_batch(queue)  # its rows have the schema before
         queue.info = info

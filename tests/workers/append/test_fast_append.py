@@ -27,6 +27,7 @@ from shm.tables.control import Control
 from tailrace import kernel
 from tailrace.batch import arrow_codec as arrow_batch
 from tailrace.format.record_batch.arrow_metadata import SchemaLayout, read_schema
+from tailrace.format.record_batch.batch_header import stamp_required_end
 from tailrace.format.record_batch.batch_validation import MESSAGE_MAX_BYTES
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message
 from tailrace.kernel import reference_codec
@@ -111,8 +112,8 @@ class Producer:
 
 
 STEP = st.tuples(
-    st.sampled_from(["next"] * 6 + ["again", "gap", "epoch", "bent", "wild", "garbage", "slot",
-    "map", "none", "schema", "topic", "settle", "late"]),
+    st.sampled_from(["next"] * 6 + ["placed"] * 2 + ["again", "gap", "epoch", "bent", "wild",
+    "garbage", "slot", "map", "none", "schema", "topic", "settle", "late"]),
     st.integers(1, 60), st.integers(0, 2), st.sampled_from(["none", "none", "lz4", "zstd"]),
     st.integers(0, 2**32),
 )  # fmt: skip
@@ -127,6 +128,12 @@ def feed(
     batch: bytes | bytearray = b""
     if what in ("next", "again", "gap", "epoch"):
         batch = producer.batch(count, what, compression)
+    elif what == "placed":
+        batch = producer.batch(count, "next", compression)
+        partition = benches[0].worker._partitions.get(0)
+        with memoryview(batch) as view:
+            stamp_required_end(view, (partition.next_offset if partition else 0) + seed % 3 // 2)
+        reseal(batch)
     elif what == "bent":
         batch = mutate_batch(
             random.Random(seed), bytes(producer.batch(count, "bent", compression)), SEED, WORLD
