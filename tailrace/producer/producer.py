@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from tailrace.client.config.from_context import FromContext
 from tailrace.client.config.kafka_names import RenamedProducerMethods
@@ -534,7 +534,7 @@ class Producer(FastPathSender, FromContext, RenamedProducerMethods):
         finally:
             self._sender_thread.stop()
 
-    def __enter__(self) -> Producer:
+    def __enter__(self) -> Self:
         self._sender_thread.check_usable()
         return self
 
