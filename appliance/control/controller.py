@@ -41,10 +41,10 @@ from appliance.control.placement.partition_placement import PartitionPlacement
 from appliance.control.producer_ids import ProducerIds
 from appliance.control.publishing.lane_sender import LaneSender
 from appliance.control.publishing.metadata_publisher import MetadataPublisher, Sizes
+from appliance.control.request_fields import Requester
 from appliance.control.request_handler import RequestHandler
 from appliance.control.settings.config_commands import ConfigCommands
 from appliance.control.topics.bin import TopicBin
-from appliance.control.topics.change import Requester
 from appliance.control.topics.change_queue import TopicChangeQueue
 from appliance.control.topics.compaction_requests import CompactionRequests
 from appliance.control.topics.defaults import TopicDefaults

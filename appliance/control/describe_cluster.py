@@ -17,8 +17,8 @@ import orjson
 from appliance.catalog.catalog import PartitionRow, Topic
 from appliance.control.host_view import HostView
 from appliance.control.publishing.metadata_publisher import MetadataPublisher
+from appliance.control.request_fields import shown_text
 from appliance.control.topics.bin import TopicBin
-from appliance.control.topics.change import shown_text
 from shm.memory.layout import SlotState
 from shm.tables.partition_table import CleaningState
 from tailrace.core.error_codes import ErrorCode

@@ -17,8 +17,7 @@ import orjson
 
 from appliance.catalog.catalog import Catalog
 from appliance.control.publishing.metadata_publisher import MetadataPublisher
-from appliance.control.topics.change import Requester
-from appliance.control.topics.topic_commands import is_whole
+from appliance.control.request_fields import Requester, is_whole
 from shm.crash_points import crash_point
 from shm.memory.atomic_word import AtomicCounter
 from shm.memory.layout import Role

@@ -14,9 +14,9 @@ from appliance.control.describe_cluster import ClusterDescription
 from appliance.control.offset_leases import OffsetLeases
 from appliance.control.producer_ids import ProducerIds
 from appliance.control.publishing.lane_sender import LaneSender
+from appliance.control.request_fields import Requester
 from appliance.control.settings.config_commands import CONFIG_APIS, ConfigCommands
 from appliance.control.topics.bin import BIN_APIS, TopicBin
-from appliance.control.topics.change import Requester
 from appliance.control.topics.change_queue import CHANGES, TopicChangeQueue
 from appliance.control.topics.compaction_requests import CompactionRequests
 from appliance.control.topics.topic_commands import TopicCommands

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from appliance.catalog.catalog import Catalog
-from appliance.control.topics.change import Requester
+from appliance.control.request_fields import Requester
 from shm.memory.layout import FLUSHERS_MAX, FRONTS_MAX, WORKERS_MAX, ProcessWord, Role
 from shm.queues.doorbell import Doorbell
 from shm.runtime.agent_runner import process_name

@@ -26,7 +26,8 @@ import orjson
 from appliance.catalog.bin_rows import DeletedTopic, deleted_topic
 from appliance.catalog.catalog import Catalog, PartitionRow, Topic
 from appliance.control.host_view import HostView
-from appliance.control.topics.change import ENTRIES_MAX, Requester, shown_name, shown_text
+from appliance.control.request_fields import Requester, shown_name, shown_text
+from appliance.control.topics.change import ENTRIES_MAX
 from shm.runtime.elapsed_time import MARK_ALONE_MS, MARK_EVERY_MS
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (

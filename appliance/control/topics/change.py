@@ -1,17 +1,18 @@
 """One request that changes topics: its entries, their results, and the decisions under way.
 
 Owner: `change_queue`.
-Invariants: names and texts of the request are cut in its answer (`shown_name`, `shown_text`), so
-    that the answer fits a lane.
+Invariants: names and texts of the request are cut in its answer (`request_fields`), so that the
+    answer fits a lane.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from appliance.catalog.catalog import Topic
+from appliance.control.request_fields import Requester
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidRequestError, TailraceError
 from tailrace.protocol.frame import Api
@@ -22,36 +23,6 @@ OFFSETS_MAX = 10_000
 """Most partitions of one DELETE_RECORDS request."""
 MESSAGE_MAX = 80
 """Characters of each message in an answer that would be too long otherwise."""
-
-
-SHOWN_MAX = 249
-"""Characters of a client's own text that an answer repeats."""
-
-
-def shown_name(name: Any) -> str:
-    """A name as an answer repeats it: one that can be a topic's as it is, what else a client calls
-    a name cut and in plain characters.
-    """
-    if not isinstance(name, str):
-        return f"({type(name).__name__})"
-    return "".join(
-        char if " " <= char <= "~" and char not in '"\\' else "?" for char in name[:SHOWN_MAX]
-    )
-
-
-def shown_text(text: str) -> str:
-    """A sentence that may quote a client, cut and in plain characters: an answer holds a thousand
-    of them.
-    """
-    return text[:SHOWN_MAX].encode("ascii", "replace").decode()
-
-
-class Requester(NamedTuple):
-    """The origin of a request: the front, its session and the request's number there."""
-
-    front: int
-    session: int
-    correlation_id: int
 
 
 @dataclass(slots=True)

@@ -21,8 +21,9 @@ from typing import Any
 
 from appliance.catalog.catalog import Catalog, CatalogFullError, PartitionRow, Topic
 from appliance.control.publishing.metadata_publisher import MetadataPublisher
+from appliance.control.request_fields import Requester, shown_name, shown_text
 from appliance.control.topics.bin import TopicBin
-from appliance.control.topics.change import Change, Requester, shown_name, shown_text
+from appliance.control.topics.change import Change
 from appliance.control.topics.topic_commands import TopicCommands
 from shm.crash_points import crash_point
 from shm.memory.layout import SlotState

@@ -20,8 +20,7 @@ import orjson
 
 from appliance.catalog.catalog import PartitionRow, Topic
 from appliance.config import topic_config
-from appliance.control.topics.change import shown_name
-from appliance.control.topics.topic_commands import is_whole
+from appliance.control.request_fields import is_whole, shown_name
 from shm.memory.layout import SlotState
 from shm.tables.partition_table import CLEANING_NAMES, CleaningState, PartitionState
 from tailrace.core.errors import InvalidRequestError, InvalidSettingError

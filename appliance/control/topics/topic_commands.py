@@ -1,5 +1,5 @@
-"""Commands on topics: each request is checked, then decided in the catalog. `metadata_publisher`
-publishes the decision.
+"""Commands on topics: each request is checked (`settings_validation`, `schema_validation`), then
+decided in the catalog. `metadata_publisher` publishes the decision.
 
 A topic with delays has a delay log (`tailrace.core.delays`), a second topic that is created,
 changed and deleted with it.
@@ -11,26 +11,31 @@ it was only to be checked. It raises TailraceError or CatalogFullError and then 
 
 from __future__ import annotations
 
-import base64
-import binascii
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from appliance.catalog.catalog import Catalog, PartitionRow, Topic, delay_log_of
 from appliance.config import topic_config
-from appliance.config.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
+from appliance.config.default_schema import DEFAULT_SCHEMA_MESSAGE
 from appliance.control.placement.dedicated_workers import DedicatedWorkers
+from appliance.control.request_fields import is_whole, shown_name
 from appliance.control.topics.bin import TopicBin
-from appliance.control.topics.change import SHOWN_MAX, shown_name
+from appliance.control.topics.schema_validation import (
+    altered_schema,
+    check_key_of_all_versions,
+    checked_author,
+    delay_schema_of,
+    described_versions,
+    own_schema,
+)
+from appliance.control.topics.settings_validation import SettingsValidation
 from shm.memory.layout import SlotState
 from shm.tables.partition_table import PartitionState
-from tailrace.core.delays import DELAY_COLUMNS, delay_log_name
+from tailrace.core.delays import delay_log_name
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
     InvalidRequestError,
-    InvalidSchemaError,
     InvalidSettingError,
     InvalidTopicNameError,
     OffsetOutOfRangeError,
@@ -39,38 +44,8 @@ from tailrace.core.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
-from tailrace.format.record_batch.arrow_metadata import ArrowMetadataError, read_schema
 
-SCHEMA_MAX_BYTES = 64 << 10
-COLUMNS_MAX = 2048
-KEY_KINDS = frozenset({2, 4, 5, 6, 7, 8, 9, 10, 15, 18})
-"""Numbers of Arrow's types whose values can be keys: Int, Binary, Utf8, Bool, Decimal, Date, Time,
-Timestamp, FixedSizeBinary, Duration.
-"""
-RESERVED = "@"
-"""First character of the names of a delay log's own columns."""
 TOPIC_ID_BYTES = 16
-AUTHOR_MAX = 128
-_DELAY_NODES = read_schema(DEFAULT_DELAY_SCHEMA_MESSAGE).nodes[-len(DELAY_COLUMNS) :]
-
-
-def is_whole(value: Any, low: int, high: int) -> bool:
-    """True for an int from `low` to `high`; a bool is not one."""
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-
-
-def checked_author(item: dict[str, Any]) -> str:
-    """The user that a client names as the author of a schema. Raises InvalidRequestError."""
-    author = item.get("author", "")
-    if not isinstance(author, str) or len(author) > AUTHOR_MAX or not author.isprintable():
-        raise InvalidRequestError(
-            f"`author` must be a text of at most {AUTHOR_MAX} printable characters"
-        )
-    return author
-
-
-_UNALTERABLE = frozenset({"worker.dedicated", "partitioner", "key.column"})
-"""Settings that an alteration cannot unset."""
 
 
 class TopicCommands:
@@ -97,9 +72,7 @@ class TopicCommands:
         self._dedicated = dedicated
         self._state_of = state_of
         self._now_us = now_us
-        self._ring_bytes = ring_bytes
-        self._lane_bytes = lane_bytes
-        self._topic_defaults = topic_defaults
+        self._settings = SettingsValidation(ring_bytes, lane_bytes, topic_defaults)
         self._bin = topic_bin
         self.begin_move: Callable[[Topic, Any, bool], list[Topic]]
         """Decides an entry with `move` (`appliance.control.partition_moves`)."""
@@ -126,16 +99,14 @@ class TopicCommands:
             raise InvalidRequestError("another topic has this topic_id; choose one at random")
         partitions = topic_config.check_partitions(item.get("partitions", 1))
         self._check_quotas(name, 1, partitions)
-        given = self._checked_settings(item.get("configs"))
+        given = self._settings.parsed(item.get("configs"))
         typed = item.get("schema") is not None
-        schema = self._own_schema(item["schema"]) if typed else DEFAULT_SCHEMA_MESSAGE
+        schema = own_schema(item["schema"]) if typed else DEFAULT_SCHEMA_MESSAGE
         author = checked_author(item)
-        self._check_compaction(given, schema, typed=typed)
+        self._settings.check_compaction(given, schema, typed=typed)
         if given.get("worker.dedicated"):
             self._dedicated.check_room(partitions)
-        delay_schema = (
-            self._checked_delay_schema(name, item, schema) if given.get("delay.enabled") else b""
-        )
+        delay_schema = self._delay_schema(name, item, schema) if given.get("delay.enabled") else b""
         if validate_only:
             return []
         with self._catalog.together():
@@ -194,28 +165,10 @@ class TopicCommands:
             topic.topic_id,
         )
 
-    def _checked_delay_schema(self, name: str, item: dict[str, Any], schema: bytes) -> bytes:
-        """The schema of the topic's delay log: the topic's with the columns of delays appended.
-        Clients that create typed topics send it along, for this process does not build Arrow
-        schemas.
-        """
+    def _delay_schema(self, name: str, item: dict[str, Any], schema: bytes) -> bytes:
+        """The schema of the topic's delay log, which is about to be created."""
         self._check_delay_log_name(name)
-        if schema == DEFAULT_SCHEMA_MESSAGE:
-            return DEFAULT_DELAY_SCHEMA_MESSAGE
-        if item.get("delay_schema") is None:
-            raise InvalidSchemaError(
-                "a typed topic with delays needs `delay_schema`: its own schema with the columns "
-                "of delays (see docs/protocol.md)"
-            )
-        message = self._checked_schema(item["delay_schema"])
-        own, delayed = read_schema(schema), read_schema(message)
-        mine, theirs = own.nodes + _DELAY_NODES, delayed.nodes
-        if theirs != mine:
-            raise InvalidSchemaError(
-                "delay_schema must be the topic's schema followed by the columns @due_us, "
-                "@origin and @repeat"
-            )
-        return message
+        return delay_schema_of(item, schema)
 
     def _check_delay_log_name(self, name: str) -> None:
         """Check that a topic of this name can have a delay log now. Raises InvalidTopicNameError,
@@ -231,106 +184,6 @@ class TopicCommands:
                 f"delayed records of a topic {name!r} that was deleted are still being removed; "
                 "try again in a moment"
             )
-
-    def _checked_settings(self, given: Any) -> dict[str, Any]:
-        """Parse and check the settings of an entry; {} if it has none.
-
-        Raises: InvalidSettingError.
-        """
-        given = {} if given is None else given
-        if not isinstance(given, dict):
-            raise InvalidSettingError("configs must be an object of names and values")
-        typed = {name: topic_config.parse(name, value) for name, value in given.items()}
-        self._complete(typed)
-        return typed
-
-    def _checked_changes(self, topic: Topic, given: Any) -> tuple[dict[str, Any], set[str]]:
-        """The changed settings of an entry, and those that get their defaults (null).
-
-        Raises: InvalidSettingError.
-        """
-        if not isinstance(given, dict):
-            return self._checked_settings(given), set()
-        unset = {name for name, value in given.items() if value is None}
-        for name in unset:
-            if name not in topic_config.TOPIC_SETTINGS:
-                topic_config.parse(name, None)  # raises, and names the nearest one
-            if name in _UNALTERABLE and name in topic.given:
-                raise InvalidSettingError(f"{name} can be set once, and not unset")
-        return self._checked_settings({n: v for n, v in given.items() if n not in unset}), unset
-
-    def _check_compaction(
-        self, given: dict[str, Any], schema: bytes, *, typed: bool
-    ) -> dict[str, Any]:
-        """Check what compaction needs. Returns the settings with the defaults in force. Raises
-        InvalidSettingError.
-        """
-        defaults = {name: each.default for name, each in topic_config.TOPIC_SETTINGS.items()}
-        settings = {**defaults, **self._topic_defaults, **given}
-        topic_config.check_compaction(settings, typed=typed)
-        column = settings["key.column"]
-        if not column:
-            return settings
-        nodes = [node for node in read_schema(schema).nodes if node.top_level]
-        found = next((node for node in nodes if node.name == column), None)
-        if found is None:
-            raise InvalidSettingError(
-                f"key.column is {shown_name(column)!r}; the topic has the columns "
-                f"{', '.join(node.name for node in nodes)[:SHOWN_MAX]}"
-            )
-        if not found.kind or found.kind[0] not in KEY_KINDS:
-            raise InvalidSettingError(
-                f"column {shown_name(column)!r} cannot be key.column; a key is text, bytes, an "
-                "integer, a decimal, a date or a time"
-            )
-        return settings
-
-    def _complete(self, given: dict[str, Any]) -> None:
-        """Check settings together. Raises InvalidSettingError."""
-        topic_config.complete(
-            given,
-            ring_bytes=self._ring_bytes,
-            lane_bytes=self._lane_bytes,
-            defaults=self._topic_defaults,
-        )
-
-    def _own_schema(self, encoded: Any) -> bytes:
-        """The schema of a typed topic. Raises InvalidSchemaError."""
-        schema = self._checked_schema(encoded)
-        for node in read_schema(schema).nodes:
-            if node.top_level and node.name.startswith(RESERVED):
-                raise InvalidSchemaError(
-                    f"column {shown_name(node.name)!r}: names that begin with {RESERVED} are "
-                    "reserved; rename it"
-                )
-        return schema
-
-    @staticmethod
-    def _checked_schema(encoded: Any) -> bytes:
-        try:
-            message = base64.b64decode(encoded, validate=True)
-        except (binascii.Error, TypeError, ValueError):
-            raise InvalidSchemaError("the schema is not valid base64") from None
-        if len(message) > SCHEMA_MAX_BYTES:
-            raise InvalidSchemaError(
-                f"the schema has {len(message)} bytes; the limit is {SCHEMA_MAX_BYTES}"
-            )
-        try:
-            layout = read_schema(message)
-        except ArrowMetadataError as error:
-            raise InvalidSchemaError(str(error)) from None
-        if len(layout.nodes) > COLUMNS_MAX:
-            raise InvalidSchemaError(
-                f"the schema has {len(layout.nodes)} columns, nested ones included; the limit "
-                f"is {COLUMNS_MAX}"
-            )
-        names = Counter(node.name for node in layout.nodes if node.top_level)
-        for name, count in names.items():
-            if not name or count > 1:
-                raise InvalidSchemaError(f"column name {name[:SHOWN_MAX]!r} is empty or used twice")
-        if any(not node.buffers for node in layout.nodes):
-            raise InvalidSchemaError("a column that is all null has no type; cast it to a type")
-        return message
 
     def existing(self, item: dict[str, Any]) -> Topic:
         """The topic that an entry names. Raises UnknownTopicError."""
@@ -406,57 +259,34 @@ class TopicCommands:
             )
         if item.get("move") is not None:
             return self.begin_move(topic, item["move"], validate_only)
-        changed, unset = self._checked_changes(topic, item.get("configs"))
-        dedicated = bool(topic.given.get("worker.dedicated"))
-        if bool(changed.get("worker.dedicated", dedicated)) is not dedicated:
-            raise InvalidSettingError(
-                "worker.dedicated can be set only when a topic is created: batches would lose "
-                "their order between two workers"
-            )
-        if changed.get(
-            "partitioner", topic_config.partitioner_of(topic.given)
-        ) != topic_config.partitioner_of(topic.given):
-            raise InvalidSettingError(
-                "partitioner can be set only when a topic is created: keys would lose their "
-                "order between two partitions"
-            )
-        given = {n: v for n, v in topic.given.items() if n not in unset} | changed
-        if topic.given.get("key.column", "") not in ("", given.get("key.column", "")):
-            raise InvalidSettingError(
-                "key.column can be set once: segments are cleaned by the keys of one column"
-            )
-        altered = self._altered_schema(topic, item, given)
+        given = self._settings.altered(topic, item.get("configs"))
+        delay_log = delay_log_of(topic, self._topics)
+        altered = altered_schema(
+            topic,
+            item,
+            self._settings.in_force(given),
+            has_delays=delay_log is not None or bool(given.get("delay.enabled")),
+        )
         schema = topic.schema if altered is None else altered
-        settings = self._check_compaction(given, schema, typed=topic.typed)
+        settings = self._settings.check_compaction(given, schema, typed=topic.typed)
         is_compacted = topic_config.COMPACT in settings["cleanup.policy"]
         if is_compacted and topic.typed:
-            self._check_key_of_all_versions(topic, settings["key.column"])
-        requested = item.get("partitions")
-        partitions = (
-            len(topic.partitions) if requested is None else topic_config.check_partitions(requested)
-        )
-        if partitions < len(topic.partitions):
-            raise InvalidSettingError(
-                f"topic {topic.name!r} has {len(topic.partitions)} partitions; the number can "
-                "only grow"
-            )
-        self._complete(given)
+            check_key_of_all_versions(topic, settings["key.column"])
+        partitions = self._altered_partitions(topic, item.get("partitions"))
+        self._settings.check_together(given)
         self._check_quotas(topic.name, 0, partitions - len(topic.partitions))
         if topic.slot_counts and partitions > len(topic.partitions):
             self._check_ends_are_known(topic)
-        if dedicated:
+        if topic.given.get("worker.dedicated"):
             self._dedicated.check_room(partitions - len(topic.partitions))
         author = checked_author(item)
-        delay_log = delay_log_of(topic, self._topics)
-        if delay_log is not None and topic_config.COMPACT in settings["cleanup.policy"]:
+        if delay_log is not None and is_compacted:
             raise InvalidSettingError(
                 f"topic {topic.name!r} has had delayed records, some of which may be on their way: "
                 "it cannot get cleanup.policy=compact; copy it to a new topic"
             )
         needs_log = delay_log is None and given.get("delay.enabled")
-        delay_schema = (
-            self._checked_delay_schema(topic.name, item, topic.schema) if needs_log else b""
-        )
+        delay_schema = self._delay_schema(topic.name, item, topic.schema) if needs_log else b""
         if validate_only:
             return []
         with self._catalog.together():
@@ -473,81 +303,20 @@ class TopicCommands:
                 decided.append(self._create_delay_log(topic, given, partitions, delay_schema))
         return decided
 
-    def _altered_schema(
-        self, topic: Topic, item: dict[str, Any], given: dict[str, Any]
-    ) -> bytes | None:
-        """The next version of the topic's schema; None if it stays. Raises InvalidSchemaError,
-        InvalidRequestError.
-        """
-        if item.get("schema") is None:
-            return None
-        base = item.get("schema_id")
-        if base is not None and not is_whole(base, 0, 1 << 62):
-            raise InvalidRequestError("`schema_id` must be a whole number")
-        schema = self._own_schema(item["schema"])
-        if not topic.typed:
-            raise InvalidSchemaError(
-                f"topic {topic.name!r} was created without a schema and keeps key, value, "
-                "timestamp and headers: create another topic with the schema"
-            )
-        if base is not None and base != topic.schema_id:
-            raise InvalidSchemaError(
-                f"the schema of topic {topic.name!r} was altered meanwhile: it is version "
-                f"{topic.schema_id}, and the change was made for {base}; look at `tailrace topic "
-                f"schema {topic.name} --diff` and alter that one"
-            )
-        if schema == topic.schema:
-            return None
-        from tailrace.format.evolution import schema_rules
-
-        mode = given.get("schema.compatibility", self._topic_defaults.get("schema.compatibility"))
-        schema_rules.check(
-            topic.schema,
-            schema,
-            mode or topic_config.TOPIC_SETTINGS["schema.compatibility"].default,
-            given.get("key.column") or None,
-        )
-        if delay_log_of(topic, self._topics) is not None or given.get("delay.enabled"):
-            raise InvalidSchemaError(
-                f"the schema of topic {topic.name!r} cannot be altered, because it has delayed "
-                "records (delay.enabled), which are stored with their columns: create another "
-                "topic with the new schema"
-            )
-        return schema
-
     @staticmethod
-    def _check_key_of_all_versions(topic: Topic, column: str) -> None:
-        """Check that all versions of the schema have the key, with one type. Raises
-        InvalidSettingError.
-        """
-        from tailrace.format.evolution.schema_rules import fields_of
-
-        shapes = {
-            next((field.shape for field in fields_of(version.message) if field.name == column), ())
-            for version in topic.versions
-        }
-        if len(shapes) > 1:
+    def _altered_partitions(topic: Topic, requested: Any) -> int:
+        """The number of partitions after an alteration. Raises InvalidSettingError."""
+        count = len(topic.partitions)
+        partitions = count if requested is None else topic_config.check_partitions(requested)
+        if partitions < count:
             raise InvalidSettingError(
-                f"column {shown_name(column)!r} cannot be key.column: an earlier version of the "
-                f"schema of topic {topic.name!r} has it with another type, or not at all; copy the "
-                "records to a new topic"
+                f"topic {topic.name!r} has {count} partitions; the number can only grow"
             )
+        return partitions
 
     def describe_schemas(self, request: dict[str, Any]) -> dict[str, Any]:
         """The versions of a topic's schema, oldest first. Raises UnknownTopicError."""
-        topic = self.existing({"name": request.get("topic")})
-        return {
-            "name": topic.name,
-            "versions": [
-                {
-                    "schema_id": version.schema_id,
-                    "schema": base64.b64encode(version.message).decode("ascii"),
-                    "created_us": version.created_us,
-                    "author": version.author,
-                }
-                for version in topic.versions
-            ],
-        }
+        return described_versions(self.existing({"name": request.get("topic")}))
 
     def _check_ends_are_known(self, topic: Topic) -> None:
         """Check that the end of each partition that gives slots away is known.

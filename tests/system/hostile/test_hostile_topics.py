@@ -18,7 +18,7 @@ import pytest
 from appliance.config.topic_config import DELAY_NAME_MAX, NAME_MAX
 from appliance.control.topics.change import ENTRIES_MAX, OFFSETS_MAX
 from appliance.control.topics.change_queue import CHANGES_MAX
-from appliance.control.topics.topic_commands import SCHEMA_MAX_BYTES
+from appliance.control.topics.schema_validation import SCHEMA_MAX_BYTES
 from netfront.forward.forwarder import SESSION_REQUESTS_MAX
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.client.connections.connection import Connection

@@ -9,8 +9,8 @@ import pytest
 
 from appliance.catalog.catalog import Catalog, PartitionRow, Topic
 from appliance.config.default_schema import DEFAULT_SCHEMA_MESSAGE
+from appliance.control.request_fields import Requester
 from appliance.control.topics.bin import CHECK_NS, REPEAT_NS, REQUESTS_MAX, TopicBin
-from appliance.control.topics.change import Requester
 from tailrace.core.delays import delay_log_name
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidRequestError, StorageError, TailraceError

@@ -15,8 +15,8 @@ import pytest
 from appliance.catalog.bin_rows import deleted_topic
 from appliance.catalog.catalog import Catalog, Topic
 from appliance.config.default_schema import DEFAULT_SCHEMA_MESSAGE
+from appliance.control.request_fields import Requester
 from appliance.control.topics.bin import TopicBin
-from appliance.control.topics.change import Requester
 from appliance.control.topics.change_queue import (
     DECIDED_AT_ONCE,
     INHERITED_PATIENCE_NS,
