@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
+import pathlib
 import shutil
 import subprocess
 
 import pytest
 
 from bench.peers.kafka import CACHE, NODE
-from tailrace import Admin, NewTopic, Producer
+from tailrace import Admin, NewTopic, Producer, ShareConsumer
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 
@@ -62,7 +64,10 @@ def test_transactions_of_version_2(appliance: EmbeddedAppliance, gateway: str) -
         "--transactional-id", "java", "--transaction-duration-ms", "50",
     )  # fmt: skip
     assert "5000 records sent" in sent
-    assert "java" in tool(f"{TOOLS}.TransactionsCommand", gateway, "list")
+    transactions = f"{TOOLS}.TransactionsCommand"
+    assert "java" in tool(transactions, gateway, "list")
+    place = ("--topic", "java-transactions", "--partition", "0")
+    assert "LastSequence" in tool(transactions, gateway, "describe-producers", *place)
 
 
 def test_a_share_consumer(appliance: EmbeddedAppliance, gateway: str) -> None:
@@ -78,3 +83,65 @@ def test_a_share_consumer(appliance: EmbeddedAppliance, gateway: str) -> None:
                 producer.send("java-shared", b"shared-%d" % number)
             out, _ = running.communicate(timeout=HANG_LIMIT_S)
         assert out.count(b"shared-") == 20
+        shares = f"{TOOLS}.consumer.group.ShareGroupCommand"
+        described = tool(shares, gateway, "--describe", "--group", "java-sharers", "--offsets")
+        assert described.count("java-shared") == 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        (f"{TOOLS}.TransactionsCommand", ["find-hanging", "--topic", "java-tools"], "StartOffset"),
+        (f"{TOOLS}.consumer.group.ShareGroupCommand", ["--list"], ""),
+        (f"{TOOLS}.MetadataQuorumCommand", ["describe", "--status"], "LeaderId:               0"),
+        (f"{TOOLS}.FeatureCommand", ["describe"], "transaction.version"),
+        (f"{TOOLS}.LogDirsCommand", ["--describe", "--topic-list", "java-tools"], "java-tools-1"),
+        (f"{TOOLS}.GetOffsetShell", ["--topic", "java-tools"], "java-tools:1:0"),
+        (
+            f"{TOOLS}.LeaderElectionCommand",
+            ["--election-type", "unclean", "--topic", "java-tools", "--partition", "0"],
+            "Valid replica already elected",
+        ),
+        (f"{TOOLS}.BrokerApiVersionsCommand", [], "ShareGroupDescribe(77): 1 [usable: 1]"),
+        (f"{TOOLS}.GroupsCommand", ["--list"], "GROUP"),
+        ("kafka.admin.ConfigCommand", ["--describe", "--entity-type", "brokers",
+                                       "--entity-name", "0", "--all"], "num.partitions=4"),
+    ],
+)  # fmt: skip
+def test_a_tool_runs(
+    appliance: EmbeddedAppliance, gateway: str, name: str, arguments: list[str], said: str
+) -> None:
+    with Admin(appliance.address) as admin:
+        if "java-tools" not in admin.list_topics():
+            admin.create_topics([NewTopic("java-tools", 2)])
+    assert said in tool(name, gateway, *arguments)
+
+
+@pytest.mark.long
+def test_records_are_deleted_and_a_share_group_is_reset(
+    appliance: EmbeddedAppliance, gateway: str, tmp_path: pathlib.Path
+) -> None:
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+        admin.create_topics([NewTopic("java-deleted", 1)])
+        for number in range(5):
+            producer.send("java-deleted", b"%d" % number)
+        producer.flush()
+        with ShareConsumer("java-deleted", bootstrap=appliance.address, group_id="java-reset"):
+            pass
+    places = {"partitions": [{"topic": "java-deleted", "partition": 0, "offset": 3}]}
+    (tmp_path / "places.json").write_text(json.dumps({**places, "version": 1}))
+    deleted = tool(
+        f"{TOOLS}.DeleteRecordsCommand", gateway, "--offset-json-file", f"{tmp_path}/places.json"
+    )
+    assert "low_watermark: 3" in deleted
+    group = f"{TOOLS}.consumer.group.ShareGroupCommand"
+    named = ("--group", "java-reset")
+    reset = tool(
+        group, gateway, "--reset-offsets", *named, "--topic", "java-deleted", "--to-earliest",
+        "--execute",
+    )  # fmt: skip
+    assert reset.split()[-3:] == ["java-deleted", "0", "3"]
+    topic = ("--topic", "java-deleted")
+    assert "Successful" in tool(group, gateway, "--delete-offsets", *named, *topic)
+    assert "successful" in tool(group, gateway, "--delete", *named)

@@ -29,28 +29,36 @@ from netfront.kafka.apis.admin.topics import (
 from netfront.kafka.apis.call import Call, Row
 from netfront.kafka.apis.cluster.brokers import describe_cluster
 from netfront.kafka.apis.cluster.coordinators import find_coordinator
+from netfront.kafka.apis.cluster.features import FEATURES, update_features
 from netfront.kafka.apis.cluster.metadata import describe_topic_partitions, metadata
+from netfront.kafka.apis.cluster.quorum import describe_quorum
 from netfront.kafka.apis.groups import consumer_groups
 from netfront.kafka.apis.groups.classic_groups import heartbeat, join_group, leave_group, sync_group
 from netfront.kafka.apis.groups.group_admin import delete_groups, describe_groups, list_groups
 from netfront.kafka.apis.groups.group_offsets import offset_commit, offset_delete, offset_fetch
+from netfront.kafka.apis.records.active_producers import describe_producers
 from netfront.kafka.apis.records.fetch import fetch
 from netfront.kafka.apis.records.offsets import list_offsets, offset_for_leader_epoch
 from netfront.kafka.apis.records.produce import produce
 from netfront.kafka.apis.share_groups import acknowledgements as share_acknowledgements
 from netfront.kafka.apis.share_groups import fetch as share_fetch
 from netfront.kafka.apis.share_groups import heartbeat as share_heartbeat
+from netfront.kafka.apis.share_groups.description import describe as describe_share_groups
+from netfront.kafka.apis.share_groups.start_offsets import (
+    alter_offsets,
+    delete_offsets,
+    describe_offsets,
+)
 from netfront.kafka.apis.transactions.end import end_transaction
 from netfront.kafka.apis.transactions.init_producer_id import init_producer_id
 from netfront.kafka.apis.transactions.listing import describe_transactions, list_transactions
+from netfront.kafka.apis.transactions.markers import write_markers
 from netfront.kafka.apis.transactions.offsets import commit_offsets
 from netfront.kafka.apis.transactions.partitions import add_offsets, add_partitions
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError
 
 API_VERSIONS = 18
-FEATURES = {"group.version": 1, "share.version": 1, "transaction.version": 2}
-"""Kafka's features at the level that the APIs have."""
 PRODUCE = 0
 
 
@@ -83,6 +91,7 @@ APIS: dict[int, Row] = {
     24: Row(0, 3, add_partitions),
     25: Row(0, 4, add_offsets),
     26: Row(0, 5, end_transaction),
+    27: Row(1, 1, write_markers),
     28: Row(0, 5, commit_offsets),
     32: Row(1, 4, describe_configs),
     33: Row(0, 2, alter_configs),
@@ -95,7 +104,10 @@ APIS: dict[int, Row] = {
     45: Row(0, 1, alter_reassignments),
     46: Row(0, 0, list_reassignments),
     47: Row(0, 0, offset_delete),
+    55: Row(0, 2, describe_quorum),
+    57: Row(0, 2, update_features),
     60: Row(0, 2, describe_cluster),
+    61: Row(0, 0, describe_producers),
     65: Row(0, 0, describe_transactions),
     66: Row(0, 2, list_transactions),
     68: Row(0, 1, consumer_groups.heartbeat),
@@ -103,8 +115,12 @@ APIS: dict[int, Row] = {
     74: Row(0, 1, list_config_resources),
     75: Row(0, 0, describe_topic_partitions),
     76: Row(1, 1, share_heartbeat.heartbeat),
+    77: Row(1, 1, describe_share_groups),
     78: Row(1, 2, share_fetch.fetch),
     79: Row(1, 2, share_acknowledgements.acknowledge),
+    90: Row(0, 1, describe_offsets),
+    91: Row(0, 0, alter_offsets),
+    92: Row(0, 0, delete_offsets),
 }
 
 

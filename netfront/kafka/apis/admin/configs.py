@@ -33,6 +33,12 @@ TOPIC, BROKER, GROUP = 2, 4, 32
 SET, DELETE, APPEND, SUBTRACT = range(4)
 UNALTERABLE = ("partitioner", "worker.dedicated", "key.column", "derived.from")
 """Settings that the full form of AlterConfigs leaves as they are."""
+OF_REPLICATION = (
+    "leader.replication.throttled.rate", "follower.replication.throttled.rate",
+    "replica.alter.log.dirs.io.max.bytes.per.second", "leader.replication.throttled.replicas",
+    "follower.replication.throttled.replicas",
+)  # fmt: skip
+"""Settings that `kafka-reassign-partitions` removes when it is done. They are never set here."""
 
 
 def describe_configs(call: Call) -> Steps:
@@ -143,7 +149,8 @@ def _changes(call: Call, resource: dict[str, Any]) -> dict[str, str | None]:
         if name in given:
             raise ConfigError(f"the request names {name} twice")
         if operation == DELETE:
-            given[name] = None
+            if name not in OF_REPLICATION:
+                given[name] = None
         elif operation == SET:
             given[name] = value
         elif operation in (APPEND, SUBTRACT) and name == POLICY and route is not None:
@@ -186,7 +193,10 @@ def _alter(call: Call, resource: dict[str, Any], given: dict[str, str | None]) -
         return _response(
             resource,
             KafkaError.INVALID_REQUEST,
-            f"there are settings of topics and of broker {NODE_ID}, and none of type {kind}",
+            "the settings of groups are those of the appliance (group.*), and of topics: use "
+            "tailrace config set"
+            if kind == GROUP
+            else f"there are settings of topics and of broker {NODE_ID}, and none of type {kind}",
         )
     return _response(resource, kafka_error(code), sentence)
 

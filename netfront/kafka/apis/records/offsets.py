@@ -44,7 +44,7 @@ def list_offsets(call: Call) -> Steps:
             if partition["timestamp"] in (LATEST_TIERED, EARLIEST_PENDING):
                 entry["is_without_offset"] = True
     isolation = READ_COMMITTED if call.request.get("isolation_level") == 1 else READ_UNCOMMITTED
-    found = yield from _ask_offsets(call, asked, isolation)
+    found = yield from ask_offsets(call, asked, isolation)
     for entry, offset in zip(entries, found, strict=True):
         _fill(entry, offset)
     yield from _find_latest_times(call, latest, found, entries, isolation)
@@ -59,7 +59,8 @@ def _place(timestamp: int) -> str | int | None:
     return min(timestamp, TIME_MAX_MS) * 1000 if timestamp >= 0 else None
 
 
-def _ask_offsets(call: Call, asked: list[dict[str, Any]], isolation: str) -> Steps:
+def ask_offsets(call: Call, asked: list[dict[str, Any]], isolation: str) -> Steps:
+    """LIST_OFFSETS of partitions: its rows, in their order."""
     found: list[dict[str, Any]] = []
     for start in range(0, len(asked), OFFSETS_AT_ONCE_MAX):
         some = asked[start : start + OFFSETS_AT_ONCE_MAX]
@@ -100,7 +101,7 @@ def _find_latest_times(
             questions.append({**question, "at": time_us})
             targets.append(entry)
     if questions:
-        times = yield from _ask_offsets(call, questions, isolation)
+        times = yield from ask_offsets(call, questions, isolation)
         for entry, offset in zip(targets, times, strict=True):
             _fill(entry, offset)
 

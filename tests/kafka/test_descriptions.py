@@ -1,0 +1,173 @@
+"""What Kafka's administration tools describe: producers, share groups, the quorum, features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import confluent_kafka
+
+from netfront.kafka.apis.call import NODE_ID
+from netfront.kafka.wire.errors import KafkaError
+from tailrace import Admin, NewTopic, Producer, ShareConsumer
+from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.processes import wait_until
+from tests.kit.raw_kafka import RawKafka
+
+WRITE_MARKERS, QUORUM, UPDATE_FEATURES, PRODUCERS, TRANSACTIONS = 27, 55, 57, 61, 65
+DESCRIBE_SHARE, SHARE_OFFSETS, ALTER_SHARE, DELETE_SHARE = 77, 90, 91, 92
+
+
+def producers_of(client: RawKafka, topic: str, partition: int = 0) -> list[dict[str, Any]]:
+    asked = {"topics": [{"name": topic, "partition_indexes": [partition]}]}
+    (entry,) = client.ask(PRODUCERS, 0, asked)["topics"][0]["partitions"]
+    assert entry["error_code"] == 0
+    found: list[dict[str, Any]] = entry["active_producers"]
+    return found
+
+
+def test_an_open_transaction_of_a_partition_is_shown_and_an_operator_ends_it(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    with Admin(appliance.address) as admin, Producer(appliance.address) as plain:
+        admin.create_topics([NewTopic("written", 1)])
+        for number in range(3):
+            plain.send("written", b"%d" % number)
+        plain.flush()
+        producer = confluent_kafka.Producer(
+            {"bootstrap.servers": gateway, "transactional.id": "describes"}
+        )
+        producer.init_transactions()
+        producer.begin_transaction()
+        for _ in range(2):
+            producer.produce("written", b"open", partition=0)
+            producer.flush()
+        with RawKafka(gateway) as client:
+
+            def opened() -> list[dict[str, Any]]:
+                found = producers_of(client, "written")
+                return [one for one in found if one["current_txn_start_offset"] == 3]
+
+            wait_until(lambda: bool(opened()), "the coordinator knows the transaction")
+            (found,) = opened()
+            assert found["last_sequence"] == 1
+            marker = {
+                "producer_id": found["producer_id"], "producer_epoch": found["producer_epoch"],
+                "transaction_result": False, "coordinator_epoch": 0,
+                "topics": [{"name": "written", "partition_indexes": [0]}],
+            }  # fmt: skip
+            answer = client.ask(WRITE_MARKERS, 1, {"markers": [marker | {"transaction_result": 1}]})
+            refused = answer["markers"][0]["topics"][0]["partitions"][0]["error_code"]
+            assert refused == KafkaError.INVALID_REQUEST
+            answer = client.ask(WRITE_MARKERS, 1, {"markers": [marker]})
+            assert answer["markers"][0]["topics"][0]["partitions"][0]["error_code"] == 0
+
+            def is_empty() -> bool:
+                asked = {"transactional_ids": ["describes"]}
+                (state,) = client.ask(TRANSACTIONS, 0, asked)["transaction_states"]
+                return bool(state["transaction_state"] == "Empty")
+
+            wait_until(is_empty, "the transaction is aborted")
+            assert all(
+                one["current_txn_start_offset"] == -1 for one in producers_of(client, "written")
+            )
+
+
+def test_producers_of_a_missing_partition_are_refused(gateway: str) -> None:
+    with RawKafka(gateway) as client:
+        asked = {"topics": [{"name": "no-such-topic", "partition_indexes": [0]}]}
+        (entry,) = client.ask(PRODUCERS, 0, asked)["topics"][0]["partitions"]
+    assert entry["error_code"] == KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_a_share_group_is_described_and_its_start_offsets_are_changed(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    topic = "share-described"
+    with (
+        Admin(appliance.address) as admin,
+        Producer(appliance.address) as producer,
+        RawKafka(gateway) as client,
+    ):
+        admin.create_topics([NewTopic(topic, 1)])
+        for number in range(4):
+            producer.send(topic, b"%d" % number)
+        producer.flush()
+        settings = {"group_id": "describees", "auto_offset_reset": "earliest"}
+        with ShareConsumer(topic, bootstrap=appliance.address, **settings) as consumer:
+            consumer.poll(timeout_ms=10_000)
+            asked = {"group_ids": ["describees"], "include_authorized_operations": True}
+            (group,) = client.ask(DESCRIBE_SHARE, 1, asked)["groups"]
+            (member,) = group["members"]
+            assert (group["group_state"], member["subscribed_topic_names"]) == ("Stable", [topic])
+            assert member["assignment"]["topic_partitions"][0]["partitions"] == [0]
+            altered = {
+                "group_id": "describees",
+                "topics": [
+                    {"topic_name": topic, "partitions": [{"partition_index": 0, "start_offset": 2}]}
+                ],
+            }
+            answer = client.ask(ALTER_SHARE, 0, altered)
+            assert answer["error_code"] == KafkaError.NON_EMPTY_GROUP
+        answer = client.ask(ALTER_SHARE, 0, altered)
+        assert answer["responses"][0]["partitions"][0]["error_code"] == 0
+
+        def start_and_lag() -> tuple[int, int]:
+            asked = {"groups": [{"group_id": "describees", "topics": None}]}
+            (group,) = client.ask(SHARE_OFFSETS, 1, asked)["groups"]
+            (partition,) = group["topics"][0]["partitions"]
+            return partition["start_offset"], partition["lag"]
+
+        wait_until(lambda: start_and_lag() == (2, 2), "the offset is set")
+        deleted = {"group_id": "describees", "topics": [{"topic_name": topic}]}
+        (entry,) = client.ask(DELETE_SHARE, 0, deleted)["responses"]
+        assert entry["error_code"] == 0
+        (entry,) = client.ask(DELETE_SHARE, 0, deleted)["responses"]
+        assert entry["error_code"] == KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_a_group_of_another_kind_is_no_share_group(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    with Admin(appliance.address) as admin, RawKafka(gateway) as client:
+        admin.create_topics([NewTopic("consumed", 1)])
+        admin.alter_group_offsets("a-consumer-group", {("consumed", 0): 0})
+        for name in ("a-consumer-group", "no-such-group"):
+            (group,) = client.ask(
+                DESCRIBE_SHARE, 1, {"group_ids": [name], "include_authorized_operations": False}
+            )["groups"]
+            (offsets,) = client.ask(
+                SHARE_OFFSETS, 1, {"groups": [{"group_id": name, "topics": None}]}
+            )["groups"]
+            for entry in (group, offsets):
+                assert entry["error_code"] == KafkaError.GROUP_ID_NOT_FOUND
+                assert name in entry["error_message"]
+
+
+def test_the_quorum_is_this_broker(gateway: str) -> None:
+    asked = {
+        "topics": [
+            {"topic_name": "__cluster_metadata",
+             "partitions": [{"partition_index": 0}, {"partition_index": 1}]}
+        ]
+    }  # fmt: skip
+    with RawKafka(gateway) as client:
+        for version in range(3):
+            (topic,) = client.ask(QUORUM, version, asked)["topics"]
+            found, missing = topic["partitions"]
+            assert found["leader_id"] == NODE_ID
+            assert [voter["replica_id"] for voter in found["current_voters"]] == [NODE_ID]
+            assert missing["error_code"] == KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_a_feature_keeps_its_level_and_the_refusal_names_it(gateway: str) -> None:
+    with RawKafka(gateway) as client:
+        for level, code in ((2, KafkaError.NONE), (3, KafkaError.FEATURE_UPDATE_FAILED)):
+            update = {
+                "feature": "transaction.version", "max_version_level": level, "upgrade_type": 1,
+            }  # fmt: skip
+            asked = {"timeout_ms": 1, "feature_updates": [update], "validate_only": False}
+            assert client.ask(UPDATE_FEATURES, 2, asked)["error_code"] == code
+            (result,) = client.ask(UPDATE_FEATURES, 1, asked)["results"]
+            assert result["error_code"] == code
+            if code is not KafkaError.NONE:
+                assert "transaction.version is 2" in result["error_message"]
