@@ -256,7 +256,7 @@ def sendables(letter: DeadLetter, partitions: int) -> Iterator[DeadLetterRecord]
         if letter.info.typed
         else record.value
     )
-    sent, added = list(record.headers), _added(letter)
+    sent, added = list(record.headers), added_headers(letter)
     yield topic, value, record.key, sent + added, partition
     added.append((PREFIX + "is_cut", b"true"))
     yield topic, None, record.key, sent + added, partition
@@ -264,7 +264,7 @@ def sendables(letter: DeadLetter, partitions: int) -> Iterator[DeadLetterRecord]
     yield topic, None, None, added, partition
 
 
-def _added(letter: DeadLetter) -> list[tuple[str, bytes]]:
+def added_headers(letter: DeadLetter) -> list[tuple[str, bytes]]:
     """The added headers. They come after the sender's, which may have the same names."""
     record = letter.record
     added = {

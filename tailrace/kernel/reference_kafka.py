@@ -69,7 +69,7 @@ class RecordFault(ValueError):
         self.row = row
 
 
-class _Reader:
+class RecordReader:
     """Reads the fields of one record after the other."""
 
     def __init__(self, data: memoryview) -> None:
@@ -140,7 +140,7 @@ def read_rows(
     headers_max: int,
 ) -> Iterator[KafkaRow]:
     """The rows of `count` records of at most `headers_max` headers each. Raises RecordFault."""
-    reader = _Reader(memoryview(records).cast("B"))
+    reader = RecordReader(memoryview(records).cast("B"))
     if count < 1 or count > reader.end // RECORD_MIN_BYTES or reader.end > RECORDS_MAX_BYTES:
         raise RecordFault(Fault.CUT_OFF, 0)
     for reader.row in range(count):
@@ -260,7 +260,7 @@ def _check(count: int, bits: memoryview | None, width_bits: int) -> None:
         raise RecordFault(Fault.COLUMNS, 0)
 
 
-def _zigzag(out: bytearray, number: int) -> None:
+def put_zigzag(out: bytearray, number: int) -> None:
     number = number << 1 if number >= 0 else (-number << 1) - 1
     while number > 127:
         out.append(number & 127 | 128)
@@ -268,11 +268,11 @@ def _zigzag(out: bytearray, number: int) -> None:
     out.append(number)
 
 
-def _put_cell(out: bytearray, cell: bytes | None) -> None:
+def put_cell(out: bytearray, cell: bytes | None) -> None:
     if cell is None:
         out.append(1)
         return
-    _zigzag(out, len(cell))
+    put_zigzag(out, len(cell))
     out += cell
 
 
@@ -335,10 +335,10 @@ def records_to_kafka(
                 raise RecordFault(Fault.COLUMNS, row)
         record.clear()
         record.append(0)
-        _zigzag(record, stamp_ms - base_ms)
-        _zigzag(record, delta)
-        _put_cell(record, keys.cell(row))
-        _put_cell(record, values.cell(row))
+        put_zigzag(record, stamp_ms - base_ms)
+        put_zigzag(record, delta)
+        put_cell(record, keys.cell(row))
+        put_cell(record, values.cell(row))
         start, end = _OFFSETS.unpack_from(views[9], 4 * row)
         if not 0 <= start <= end <= nodes[8]:
             raise RecordFault(Fault.COLUMNS, row)
@@ -347,14 +347,14 @@ def records_to_kafka(
         if start < end:
             names.go_on(start, end)
             contents.go_on(start, end)
-        _zigzag(record, end - start)
+        put_zigzag(record, end - start)
         for header in range(start, end):
             name, content = names.cell(header), contents.cell(header)
             if nodes[9] and not _bit(views[10], header):
                 name = content = None
-            _put_cell(record, name or b"")
-            _put_cell(record, content)
-        _zigzag(out, len(record))
+            put_cell(record, name or b"")
+            put_cell(record, content)
+        put_zigzag(out, len(record))
         out += record
         if len(out) > RECORDS_MAX_BYTES:
             raise RecordFault(Fault.RECORD_TOO_LARGE, row)

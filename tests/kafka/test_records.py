@@ -19,6 +19,7 @@ from netfront.kafka.wire.errors import KafkaError
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.format.record_batch.batch_header import REMEMBERED_BATCHES
+from tailrace.kafka_records.batch_layout import read_kafka_header
 from tests.kit.appliances.topics import read_all
 from tests.kit.peers.kafka_batches import kafka_batch as batch
 from tests.kit.peers.raw_kafka import RawKafka, kill_gateway
@@ -360,6 +361,21 @@ def test_an_epoch_ends_at_the_end_of_the_log(appliance: EmbeddedAppliance, gatew
 
 
 # ---- clients -------------------------------------------------------------------------------------
+
+
+def test_batches_leave_as_their_producer_has_packed_them(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    make(appliance, "as-packed", compression_type="producer")
+    with RawKafka(gateway) as client:
+        for codec in (0, 1, 2, 3, 4, 0):
+            packed = batch(*(b"v%d" % number for number in range(50)), codec=codec)
+            offset = produce(client, "as-packed", packed)["base_offset"]
+            records = fetch(client, "as-packed", offset)["records"]
+            assert read_kafka_header(records).attributes == codec
+    kill_gateway(appliance)
+    with RawKafka(gateway) as client:
+        assert read_kafka_header(fetch(client, "as-packed", 0)["records"]).attributes == 0
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from netfront.kafka.wire.errors import KafkaError
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.appliances.topics import read_all
 from tests.kit.peers.raw_kafka import RawKafka
+from tests.kit.processes import wait_until
 
 HEARTBEAT, FETCH, ACKNOWLEDGE = 76, 78, 79
 ACCEPT, RELEASE = 1, 2
@@ -62,9 +65,9 @@ class Sharer:
         return entry
 
 
-def make(appliance: EmbeddedAppliance, topic: str) -> bytes:
+def make(appliance: EmbeddedAppliance, topic: str, configs: dict[str, Any] | None = None) -> bytes:
     with Admin(appliance.address) as admin:
-        admin.create_topics([NewTopic(topic)])
+        admin.create_topics([NewTopic(topic, 1, configs or {})])
         return bytes.fromhex(str(admin.describe_topics(topic)[topic]["topic_id"]))
 
 
@@ -131,3 +134,61 @@ def test_a_heartbeat_of_no_member_is_refused(gateway: str, member_epoch: int) ->
         asked = {"group_id": "strangers", "member_id": "x", "member_epoch": member_epoch,
                  "subscribed_topic_names": None}  # fmt: skip
         assert client.ask(HEARTBEAT, 1, asked)["error_code"] != 0
+
+
+def test_a_record_at_the_delivery_limit_becomes_a_dead_letter(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    limit = {"group.share.delivery.count.limit": 2}
+    topic_id = make(appliance, "poisoned", limit)
+    with RawKafka(gateway) as client:
+        sharer = Sharer(client, "poisoned", "poisoned", topic_id)
+        sharer.fetch()
+        send(appliance, "poisoned", b"poison")
+        assert acquired(sharer.fetch(max_wait_ms=60_000)) == [(0, 0, 1)]
+        assert acquired(sharer.fetch((0, 0, [RELEASE]), max_wait_ms=60_000)) == [(0, 0, 2)]
+        assert acquired(sharer.fetch((0, 0, [RELEASE]))) == []
+        (letter,) = read_all(appliance, "poisoned.dlq", 1)
+        assert (letter.value, letter.key) == (b"poison", None)
+        headers = dict(letter.headers)
+        assert (headers["dlq.offset"], headers["dlq.group"]) == (b"0", b"poisoned")
+        assert b"delivered 2 times" in headers["dlq.reason"]
+        with Admin(appliance.address) as admin:
+            assert admin.describe_groups("poisoned")["poisoned"]["partitions"][0]["lag"] == 0
+
+
+def test_a_dead_letter_that_cannot_be_written_stays_in_its_queue(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    settings = {
+        "group.share.delivery.count.limit": 2, "dead.letter.topic": "unwritable",
+        "group.share.record.lock.duration.ms": 1_000,
+    }  # fmt: skip
+    schema = pa.schema([("row", pa.int64())])
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic("unwritable", 1, schema=schema)])
+    topic_id = make(appliance, "kept", settings)
+    with RawKafka(gateway) as client:
+        sharer = Sharer(client, "keepers", "kept", topic_id)
+        sharer.fetch()
+        send(appliance, "kept", b"poison")
+        assert acquired(sharer.fetch(max_wait_ms=60_000)) == [(0, 0, 1)]
+        assert acquired(sharer.fetch((0, 0, [RELEASE]), max_wait_ms=60_000)) == [(0, 0, 2)]
+        assert acquired(sharer.fetch((0, 0, [RELEASE]))) == []
+        assert "kafka_dead_letter_not_written group=keepers" in appliance_log(appliance)
+        with Admin(appliance.address) as admin:
+            assert admin.describe_groups("keepers")["keepers"]["partitions"][0]["lag"] == 1
+            admin.alter_topics({"kept": {"dead.letter.topic": ""}})
+        wait_until(
+            lambda: not acquired(sharer.fetch()) and has_letter(appliance), "the letter is written"
+        )
+
+
+def has_letter(appliance: EmbeddedAppliance) -> bool:
+    with Admin(appliance.address) as admin:
+        return "kept.dlq" in admin.list_topics()
+
+
+def appliance_log(appliance: EmbeddedAppliance) -> str:
+    with open(appliance.log_path, encoding="utf-8") as log:
+        return log.read()

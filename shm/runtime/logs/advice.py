@@ -282,6 +282,17 @@ LOG_EVENTS: dict[str, LogEvent] = {
         "the Kafka gateway closed a connection: its bytes are no request that it serves",
         "look at the client that the line names; docs/kafka.md has the APIs and versions",
     ),
+    "kafka_dead_letter": LogEvent(
+        "a record of a share group was delivered as often as allowed: it is in the dead-letter "
+        "topic",
+        "look at it there (tailrace dlq), and at the consumer that did not accept it",
+    ),
+    "kafka_dead_letter_not_written": LogEvent(
+        "a record at the delivery limit could not be written to the dead-letter topic: it stays in "
+        "its queue, and is tried again",
+        "remove the cause that the line names; the record's topic says the name of the topic "
+        "(dead.letter.topic)",
+    ),
     "kafka_peer_refused": LogEvent("the Kafka gateway sent its front no message of ours", BUG),
     "kernel_not_compiled": LogEvent(
         "Python code does the work of the compiled kernel, several times slower",

@@ -75,15 +75,14 @@ def _typed_rows(schema: bytes, value_format: str, key_column: str) -> TypedRows:
     return TypedRows(schema, value_format=value_format, key_column=key_column)
 
 
-def convert_outgoing(route: Assignment, batches: memoryview, bytes_max: int) -> Converted:
+def convert_outgoing(
+    route: Assignment, batches: memoryview, bytes_max: int, compression: str
+) -> Converted:
     """Convert the batches that a fetch has of a partition: the first one, and more until there are
-    `bytes_max` bytes. Raises KafkaRecordsError: a batch cannot be served, and there is none before
-    it.
+    `bytes_max` bytes, packed with `compression`. Raises KafkaRecordsError: a batch cannot be
+    served, and there is none before it.
     """
     seed = checksum_seed(route.topic_id, route.partition)
-    compression = str(route.settings.get("compression.type", "none"))
-    if compression == "producer":
-        compression = "none"
     parts: list[bytes | bytearray] = []
     at, next_offset, size = 0, -1, 0
     while at < len(batches) and (not parts or size < bytes_max):

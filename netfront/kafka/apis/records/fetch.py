@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from netfront.kafka.apis.call import Call, RefusedError
 from netfront.kafka.apis.records.conversion import convert_outgoing, skipped_range
+from netfront.kafka.apis.records.producer_codecs import codec_of
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError, kafka_error
 from shm.messages.lane_messages import Assignment
@@ -66,7 +67,7 @@ def fetch(call: Call) -> Steps:
         fetched = messages.decode_fetched(answer.body)
         for read, (found, batches) in zip(reads, fetched, strict=True):
             if room > 0 or not len(batches):
-                _fill(read, found, batches, room)
+                _fill(call, read, found, batches, room)
                 room -= len(read.entry["records"])
     return {"responses": topics, "session_id": 0}
 
@@ -139,7 +140,9 @@ def _epoch_error(call: Call, route: Assignment, epoch: int) -> KafkaError:
     return KafkaError.UNKNOWN_LEADER_EPOCH if epoch > current else KafkaError.NONE
 
 
-def _fill(read: PartitionRead, found: FetchedEntry, batches: memoryview, room: int) -> None:
+def _fill(
+    call: Call, read: PartitionRead, found: FetchedEntry, batches: memoryview, room: int
+) -> None:
     entry = read.entry
     entry.update(
         high_watermark=found.high_watermark,
@@ -153,7 +156,8 @@ def _fill(read: PartitionRead, found: FetchedEntry, batches: memoryview, room: i
     following = read.offset
     if len(batches):
         try:
-            converted = convert_outgoing(read.route, batches, room)
+            codec = codec_of(call.services, read.route)
+            converted = convert_outgoing(read.route, batches, room, codec)
         except KafkaRecordsError as error:
             entry["error_code"] = error.code
             return

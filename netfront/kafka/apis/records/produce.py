@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from netfront.kafka.apis.call import Call, RefusedError
 from netfront.kafka.apis.pause import pause
 from netfront.kafka.apis.records.conversion import convert_incoming
+from netfront.kafka.apis.records.producer_codecs import note_codec
 from netfront.kafka.apis.transactions.owner import find_writer, note_fenced
 from netfront.kafka.exchange.waiter import Steps, Waiter
 from netfront.kafka.producers.transactional_producer import TransactionalProducer
@@ -71,17 +72,17 @@ def produce(call: Call) -> Steps:
             error = KafkaError.INVALID_REQUIRED_ACKS
         opened = 0 if writer is None else len(writer.sequences)
         topics, parts = _convert(call, writer, error)
-        sent = yield from _send(call, parts, acks)
+        sent = yield from send_parts(call, parts, acks, request["timeout_ms"])
         if writer is not None and len(writer.sequences) > opened:
             # the first batches of a transaction wait for the end of the one before it
-            yield from _collect(call, sent, writer)
+            yield from collect_results(call, sent, writer)
             sent = []
     finally:
         call.connection.is_blocked = False
         call.services.go_on(call.connection)
     if not acks and error is KafkaError.NONE:
         return None
-    yield from _collect(call, sent, writer)
+    yield from collect_results(call, sent, writer)
     for part in parts:
         if part.entry.pop(STORED, False) and part.entry["error_code"] == KafkaError.NONE:
             part.entry.update(error_code=KafkaError.DUPLICATE_SEQUENCE_NUMBER, base_offset=-1)
@@ -109,7 +110,7 @@ def _writer(call: Call) -> Steps:
     return None, KafkaError.NONE
 
 
-def _send(call: Call, parts: Sequence[Part], acks: int) -> Steps:
+def send_parts(call: Call, parts: Sequence[Part], acks: int, timeout_ms: int) -> Steps:
     """Pass batches to the front within the credit. Returns the groups that are answered, each with
     its waiter.
     """
@@ -118,7 +119,7 @@ def _send(call: Call, parts: Sequence[Part], acks: int) -> Steps:
         size = sum(len(batch) for _, batch in group.batches)
         while not call.peer.has_credit(size):
             yield call.peer.ask_for_credit(size)
-        body = _body(group, acks, call.request["timeout_ms"])
+        body = _body(group, acks, timeout_ms)
         if acks:
             sent.append((group, call.peer.ask(Api.PRODUCE, body)))
         else:
@@ -126,7 +127,7 @@ def _send(call: Call, parts: Sequence[Part], acks: int) -> Steps:
     return sent
 
 
-def _collect(
+def collect_results(
     call: Call, sent: Sequence[tuple[Group, Waiter]], writer: TransactionalProducer | None
 ) -> Steps:
     """Note the results. A batch that came before the end of the transaction before it is sent once
@@ -151,7 +152,8 @@ def _collect(
         if later:
             yield pause(call.services, CONCURRENT_PAUSE_NS)
             parts = [Part(part.route, part.entry, [batch]) for part, batch in later]
-            sent = yield from _send(call, parts, call.request["acks"])
+            request = call.request
+            sent = yield from send_parts(call, parts, request["acks"], request["timeout_ms"])
 
 
 def _convert(
@@ -201,6 +203,7 @@ def _convert(
                         }
                     ]
                 continue
+            note_codec(call.services, route, records)
             parts.append(Part(route, entry, batches))
         topics.append(
             {"name": topic.get("name"), "topic_id": topic.get("topic_id"),

@@ -5,7 +5,7 @@ It is SHARE_ACQUIRE and FETCH in one.
 Invariants:
 - A response has the batches of all records that it says are acquired. Records that could not be
   read are given back as unread.
-- Records at the delivery limit are rejected, as Kafka archives them.
+- Records at the delivery limit become dead letters (`dead_letters`).
 
 Crash: acquired records are released with their members or their locks.
 """
@@ -17,10 +17,12 @@ from typing import Any
 from netfront.kafka.apis.call import Call, RefusedError
 from netfront.kafka.apis.pause import pause
 from netfront.kafka.apis.records.conversion import convert_outgoing
+from netfront.kafka.apis.records.producer_codecs import codec_of
 from netfront.kafka.apis.share_groups.acknowledgements import (
     acknowledge_runs,
     runs_of_request,
 )
+from netfront.kafka.apis.share_groups.dead_letters import give_up
 from netfront.kafka.apis.share_groups.sessions import (
     FINAL_EPOCH,
     Partition,
@@ -108,8 +110,7 @@ def _acquire(call: Call, member: ShareMember) -> Steps:
             raise RefusedError(coordinator_error(answer.code), answer.sentence)
         found = answer.json()
         if found["dead"]:
-            dead = [[*run[:4], "reject"] for run in found["dead"]]
-            yield from acknowledge_runs(call, member, dead)
+            yield from give_up(call, member, found["dead"])
         acquired: dict[Partition, list[list[int]]] = {}
         for topic_id, partition, first, last, count in found["acquired"]:
             acquired.setdefault((topic_id, partition), []).append([first, last, count])
@@ -144,7 +145,8 @@ def _read(
         following = offset
         if len(batches):
             try:
-                converted = convert_outgoing(route, batches, room)
+                codec = codec_of(call.services, route)
+                converted = convert_outgoing(route, batches, room, codec)
             except KafkaRecordsError as error:
                 entry["error_code"] = error.code
                 break
