@@ -12,7 +12,7 @@ from netfront.kafka.apis.groups.topic_patterns import checked_pattern
 from netfront.kafka.wire.errors import KafkaError
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kit.peers.raw_kafka import RawKafka
+from tests.kit.peers.raw_kafka import RawKafka, kill_gateway
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 HEARTBEAT, DESCRIBE, COMMIT = 68, 69, 8
@@ -100,6 +100,31 @@ def test_a_pattern_takes_topics_that_come_later(appliance: EmbeddedAppliance, ga
             return found == {(first, 0), (second, 0)}
 
         wait_until(has_both, "the member has both topics")
+
+
+def test_a_pattern_is_taken_up_again_after_a_restart_of_the_gateway(
+    appliance: EmbeddedAppliance,
+) -> None:
+    first = make(appliance, "kept-a", 1)
+    with RawKafka(appliance.kafka_addresses[0]) as client:
+        joined = beat(client, "kept", "m", 0, subscribed_topic_regex="kept-.*",
+                      topic_partitions=[])  # fmt: skip
+        assert joined["error_code"] == 0
+    kill_gateway(appliance)
+    second = make(appliance, "kept-b", 1)
+    epoch, found = joined["member_epoch"], set[tuple[bytes, int]]()
+    with RawKafka(appliance.kafka_addresses[0]) as client:
+
+        def has_both() -> bool:
+            nonlocal epoch
+            owned = [{"topic_id": topic, "partitions": [0]} for topic, _ in found]
+            answer = beat(client, "kept", "m", epoch, topic_partitions=owned)
+            assert answer["error_code"] == 0
+            epoch = answer["member_epoch"]
+            found.update(partitions_of(answer))
+            return found == {(first, 0), (second, 0)}
+
+        wait_until(has_both, "the member has the topic that came after the restart")
 
 
 @pytest.mark.parametrize("text", ["(a*)*", "a*b*c*d*", "(?=x)", r"(a)\1", "x" * 300, "[", "a{1,"])

@@ -33,6 +33,8 @@ bytes.
 NAME_BYTES = 57
 """Overhead of a str beside its characters."""
 TOPIC_NAME_MAX = 255
+PATTERN_MAX = 4_096
+"""Characters of a member's `pattern`."""
 COMMITS_MAX = 4_096
 """Partitions in one commit."""
 PARTITIONS_ASKED_MAX = 100_000

@@ -45,6 +45,9 @@ class MemberSettings:
     rebalance_timeout_ms: int
     heartbeat_interval_ms: int
     follows_catalog: bool
+    pattern: str = ""
+    """The text that stands for a subscription by pattern. The Kafka gateway reads it; empty: none.
+    """
 
 
 @dataclass(slots=True, eq=False)
@@ -113,7 +116,7 @@ class Member:
             settings = orjson.dumps(
                 [one.topics, one.instance_id, one.client_id, one.assignor, one.session_timeout_ms,
                 one.rebalance_timeout_ms,
-                 one.heartbeat_interval_ms, one.follows_catalog]
+                 one.heartbeat_interval_ms, one.follows_catalog, one.pattern]
             ).decode()  # fmt: skip
         assignment = orjson.dumps(
             [

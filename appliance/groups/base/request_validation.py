@@ -20,6 +20,7 @@ from appliance.groups.base.limits import (
     GROUP_NAME_MAX,
     MEMBER_ID_MAX,
     OFFSET_MAX,
+    PATTERN_MAX,
     REBALANCE_TIMEOUT_MAX_MS,
     TOPIC_NAME_MAX,
     TOPICS_MAX,
@@ -132,6 +133,7 @@ def settings_in(request: Mapping[str, Any], limits: GroupLimits) -> MemberSettin
         number_in(request, "rebalance_timeout_ms", 300_000, 1, REBALANCE_TIMEOUT_MAX_MS),
         number_in(request, "heartbeat_interval_ms", 3_000, 1, limits.session_timeout_max_ms),
         flag_in(request, "follows_catalog") or False,
+        text_in(request, "pattern", PATTERN_MAX) or "",
     )
 
 

@@ -89,6 +89,7 @@ class Heartbeats:
             or not member.epoch == group.epoch == request.get("member_epoch")
             or request.get("topics") is not None
             or request.get("owned") is not None
+            or request.get("pattern") is not None
             or request.get("kind") == SHARE
             or request.get("follows_catalog", member.settings.follows_catalog)
             != member.settings.follows_catalog
@@ -365,6 +366,8 @@ class Heartbeats:
             "member_id": member.member_id, "member_epoch": member.epoch,
             "paused_topics": group.paused, "catalog_version": self._catalog_version,
         }  # fmt: skip
+        if member.settings.pattern:
+            answer["pattern"] = member.settings.pattern
         is_confirmed = member.reported == member.assigned.keys() and member.state != REVOKING
         is_quiet = is_confirmed and member.is_settled(group.epoch)
         member.quiet_answer, member.quiet_version = (

@@ -23,6 +23,7 @@ from appliance.groups.base.limits import (
     FRONT_GRACE_NS,
     MEMBERS_IN_ALL_MAX,
     NAME_BYTES,
+    PATTERN_MAX,
     SUBSCRIPTIONS_MAX_BYTES,
     GroupLimits,
 )
@@ -33,6 +34,7 @@ from appliance.groups.base.request_validation import (
     owned_in,
     settings_in,
     shown,
+    text_in,
     topics_in,
 )
 from appliance.groups.consumer.group import ConsumerGroup
@@ -319,8 +321,10 @@ def subscription_in(
     topics, follows = topics_in(request), flag_in(request, "follows_catalog")
     if topics is not None and topics != member.settings.topics:
         sessions.check_room(topics, is_new=False)
+    pattern = text_in(request, "pattern", PATTERN_MAX)
     return replace(
         member.settings,
+        pattern=member.settings.pattern if pattern is None else pattern,
         topics=member.settings.topics if topics is None else topics,
         follows_catalog=member.settings.follows_catalog if follows is None else follows,
     )

@@ -26,6 +26,7 @@ from appliance.groups.store.schema import (
     FROM_3_TO_4,
     FROM_4_TO_5,
     FROM_5_TO_6,
+    FROM_6_TO_7,
     SCHEMA_VERSION,
     TABLES,
     GroupRow,
@@ -142,7 +143,7 @@ class GroupStore:
             for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         }
         found = self._meta("schema_version") if "meta" in tables else 0
-        if tables and found not in (1, 2, 3, 4, 5, SCHEMA_VERSION):
+        if tables and found not in range(1, SCHEMA_VERSION + 1):
             raise StorageError(
                 f"{path} has schema version {found}, this build reads {SCHEMA_VERSION}: start the "
                 "build that wrote it, or move the file away "
@@ -163,6 +164,8 @@ class GroupStore:
             self._db.executescript(FROM_4_TO_5)
         if found in (3, 4, 5):
             self._db.executescript(FROM_5_TO_6)
+        if found in range(1, 7):
+            self._db.executescript(FROM_6_TO_7)
         self._db.executescript(
             f"BEGIN; {TABLES} INSERT OR IGNORE INTO meta VALUES ('schema_version', "
             f"{SCHEMA_VERSION}); COMMIT;"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS groups (
@@ -77,6 +77,8 @@ UPDATE meta SET value = 6 WHERE name = 'schema_version';
 COMMIT;
 """
 """Version 5 had neither metadata of commits nor shared owners."""
+FROM_6_TO_7 = "UPDATE meta SET value = 7 WHERE name = 'schema_version';"
+"""Version 6 had no patterns: the list of a member's settings was one shorter."""
 
 
 class GroupRow(NamedTuple):

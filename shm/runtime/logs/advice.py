@@ -293,6 +293,11 @@ LOG_EVENTS: dict[str, LogEvent] = {
         "remove the cause that the line names; the record's topic says the name of the topic "
         "(dead.letter.topic)",
     ),
+    "kafka_pattern_not_restored": LogEvent(
+        "a member's pattern of topic names could not be taken up after a restart of the gateway: "
+        "it keeps its topics, and gets no new ones",
+        "restart that consumer",
+    ),
     "kafka_peer_refused": LogEvent("the Kafka gateway sent its front no message of ours", BUG),
     "kernel_not_compiled": LogEvent(
         "Python code does the work of the compiled kernel, several times slower",

@@ -13,7 +13,12 @@ from typing import Any
 
 from netfront.kafka.apis.call import Call, RefusedError
 from netfront.kafka.apis.groups.classic_groups import check_group_name
-from netfront.kafka.apis.groups.topic_patterns import matched_topics, patterns_of
+from netfront.kafka.apis.groups.topic_patterns import (
+    kept_text,
+    matched_topics,
+    patterns_of,
+    restore,
+)
 from netfront.kafka.apis.shared_state import classic_groups
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError, coordinator_error
@@ -62,6 +67,8 @@ def heartbeat(call: Call) -> Steps:
             patterns_of(call).pop((name, member_id), None)
         raise RefusedError(_error_of(answer.code), answer.sentence)
     found = answer.json()
+    if epoch >= JOIN_EPOCH and "pattern" in found:
+        restore(call, member_id, found["pattern"])
     response = {
         "error_code": KafkaError.NONE,
         "member_id": found["member_id"],
@@ -94,6 +101,9 @@ def _changes(call: Call, member_id: str) -> dict[str, Any]:
     matched = matched_topics(call, member_id, topics)
     if topics is not None or matched is not None:
         found["topics"] = sorted({*(topics or ()), *(matched or ())})
+    pattern = kept_text(call, member_id)
+    if pattern is not None:
+        found["pattern"] = pattern
     owned = request["topic_partitions"]
     if owned is not None:
         found["owned"] = {

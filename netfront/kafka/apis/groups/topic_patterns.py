@@ -1,6 +1,7 @@
 """Patterns of topic names that members of consumer groups subscribe to (KIP-848).
 
 The process of groups knows names alone: the gateway matches the pattern with the topics that exist.
+It leaves the pattern with the member there (`kept_text`), and gets it back after a restart.
 
 Invariants:
 - A pattern is matched in time that is bounded by its form: `checked_pattern`.
@@ -10,13 +11,20 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any
+
+import orjson
 
 from netfront.kafka.apis.call import Call, RefusedError
 from netfront.kafka.wire.errors import KafkaError
 
+logger = logging.getLogger(__name__)
+
 PATTERN_MAX = 249
+KEPT_MAX = 4_096
+"""Characters that the process of groups keeps of a member's `pattern`."""
 REPEATS_MAX = 3
 PATTERNS_MAX = 10_000
 SILENT_MS = 45_000
@@ -72,6 +80,39 @@ def matched_topics(call: Call, member_id: str, topics: list[str] | None) -> list
         return None
     kept[2] = names
     return [*kept[1], *(name for name in names if kept[0].fullmatch(name))]
+
+
+def kept_text(call: Call, member_id: str) -> str | None:
+    """The text that the process of groups keeps for the member: the pattern, and the names beside
+    it; empty: it has none any more; None: no change. Raises RefusedError.
+    """
+    request = call.request
+    pattern, topics = request.get("subscribed_topic_regex"), request["subscribed_topic_names"]
+    if pattern is None and topics is None:
+        return None
+    kept = patterns_of(call).get((request["group_id"], member_id))
+    if kept is None:
+        return None if pattern is None else ""
+    text = orjson.dumps([kept[0].pattern, kept[1]]).decode()
+    if len(text) > KEPT_MAX:
+        raise RefusedError(
+            KafkaError.INVALID_REQUEST,
+            f"a pattern and the names beside it have {len(text)} characters; {KEPT_MAX} are "
+            "allowed: subscribe to names alone",
+        )
+    return text
+
+
+def restore(call: Call, member_id: str, text: str) -> None:
+    """Take up a member's pattern that the process of groups has kept."""
+    patterns, key = patterns_of(call), (call.request["group_id"], member_id)
+    if key in patterns or len(patterns) >= PATTERNS_MAX:
+        return
+    try:
+        pattern, topics = orjson.loads(text)
+        patterns[key] = [checked_pattern(pattern), topics, None, call.services.now_ns]
+    except (ValueError, TypeError, RefusedError):
+        logger.error("kafka_pattern_not_restored group=%s member=%s", *key)
 
 
 def checked_pattern(text: str) -> re.Pattern[str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from appliance.groups.base.members import Member
 from appliance.groups.store import group_store as store_module
 from appliance.groups.store.group_store import GroupStore
 from appliance.groups.store.schema import (
@@ -29,6 +32,7 @@ from tests.appliance.groups.kit import Bench, Client, Refused, settle
 
 GOLDEN_4 = Path(__file__).parents[3] / "golden/groups_v4.sql"
 GOLDEN_5 = Path(__file__).parents[3] / "golden/groups_v5.sql"
+GOLDEN_6 = Path(__file__).parents[3] / "golden/groups_v6.sql"
 GROUP = GroupRow(1, "billing", "consumer", 1, "sticky", 0, 5, 0, "{}")
 
 
@@ -166,7 +170,9 @@ def test_a_database_of_version_4_is_migrated_with_its_prepared_transaction(
         mark = prepared_of(prepared)
         assert mark is not None
         assert (mark.tag, mark.branches) == ("xid-4", frozenset())
-        assert store.read("SELECT value FROM meta WHERE name = 'schema_version'") == [(6,)]
+        assert store.read("SELECT value FROM meta WHERE name = 'schema_version'") == [
+            (SCHEMA_VERSION,)
+        ]
         store.close()
 
 
@@ -183,6 +189,24 @@ def test_a_database_of_version_5_is_migrated_with_its_branches(tmp_path: Path) -
         assert store.read("SELECT value FROM meta WHERE name = 'schema_version'") == [
             (SCHEMA_VERSION,)
         ]
+        store.close()
+
+
+def test_members_of_version_6_have_no_pattern(tmp_path: Path) -> None:
+    path = tmp_path / "groups.db"
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.executescript(GOLDEN_6.read_text())
+    for pattern in ("", '["a.*",[]]'):
+        store = GroupStore(str(path))
+        (row,) = store.read("SELECT * FROM members")
+        member = Member.of_row(MemberRow(*row), 0)
+        assert (member.settings.topics, member.settings.pattern) == (("payments",), pattern)
+        version = store.read("SELECT value FROM meta WHERE name = 'schema_version'")
+        assert version == [(SCHEMA_VERSION,)]
+        member.settings = replace(member.settings, pattern='["a.*",[]]')
+        member.has_new_settings = True
+        store.put_members([member.row(1)])
+        store.commit()
         store.close()
 
 
@@ -210,9 +234,9 @@ def test_a_database_of_another_version_or_program_stays_as_it_is(tmp_path: Path)
     path = tmp_path / "groups.db"
     GroupStore(str(path)).close()
     with sqlite3.connect(path) as database:
-        database.execute("UPDATE meta SET value = 7 WHERE name = 'schema_version'")
+        database.execute("UPDATE meta SET value = 8 WHERE name = 'schema_version'")
     database.close()
-    with pytest.raises(StorageError, match="schema version 7, this build reads 6"):
+    with pytest.raises(StorageError, match="schema version 8, this build reads 7"):
         GroupStore(str(path))
     other = tmp_path / "other.db"
     with sqlite3.connect(other) as database:
