@@ -51,13 +51,13 @@ def payload(count: int) -> bytes:
         value += b"x" * (98 - len(value)) + b'"}'
         record = bytearray(1)
         for number in (row, row):
-            reference_kafka._zigzag(record, number)
+            reference_kafka.put_zigzag(record, number)
         for cell in (b"u%05d" % chance.randrange(100_000), value):
-            reference_kafka._put_cell(record, cell)
-        reference_kafka._zigzag(record, 1)
+            reference_kafka.put_cell(record, cell)
+        reference_kafka.put_zigzag(record, 1)
         for cell in (b"trace-id", chance.randbytes(8)):
-            reference_kafka._put_cell(record, cell)
-        reference_kafka._zigzag(out, len(record))
+            reference_kafka.put_cell(record, cell)
+        reference_kafka.put_zigzag(out, len(record))
         out += record
     return bytes(out)
 
@@ -78,7 +78,7 @@ def kafka_batch(records: bytes, count: int, codec: int) -> bytes:
 def numpy_values(records: bytes, count: int) -> bytes:
     """The values of the records, gathered by numpy."""
     starts, lengths, at = np.empty(count, np.int64), np.empty(count, np.int64), 0
-    reader = reference_kafka._Reader(memoryview(records))
+    reader = reference_kafka.RecordReader(memoryview(records))
     for row in range(count):
         length = reader.varint(5, reader.end)
         end = reader.at + length

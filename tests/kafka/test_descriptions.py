@@ -8,10 +8,10 @@ import confluent_kafka
 
 from netfront.kafka.apis.call import NODE_ID
 from netfront.kafka.wire.errors import KafkaError
-from tailrace import Admin, NewTopic, Producer, ShareConsumer
+from tailrace import Admin, NewTopic, Producer, ShareConsumer, TopicPartition
 from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.peers.raw_kafka import RawKafka
 from tests.kit.processes import wait_until
-from tests.kit.raw_kafka import RawKafka
 
 WRITE_MARKERS, QUORUM, UPDATE_FEATURES, PRODUCERS, TRANSACTIONS = 27, 55, 57, 61, 65
 DESCRIBE_SHARE, SHARE_OFFSETS, ALTER_SHARE, DELETE_SHARE = 77, 90, 91, 92
@@ -92,8 +92,9 @@ def test_a_share_group_is_described_and_its_start_offsets_are_changed(
         for number in range(4):
             producer.send(topic, b"%d" % number)
         producer.flush()
-        settings = {"group_id": "describees", "auto_offset_reset": "earliest"}
-        with ShareConsumer(topic, bootstrap=appliance.address, **settings) as consumer:
+        with ShareConsumer(
+            topic, bootstrap=appliance.address, group_id="describees", auto_offset_reset="earliest"
+        ) as consumer:
             consumer.poll(timeout_ms=10_000)
             asked = {"group_ids": ["describees"], "include_authorized_operations": True}
             (group,) = client.ask(DESCRIBE_SHARE, 1, asked)["groups"]
@@ -130,7 +131,7 @@ def test_a_group_of_another_kind_is_no_share_group(
 ) -> None:
     with Admin(appliance.address) as admin, RawKafka(gateway) as client:
         admin.create_topics([NewTopic("consumed", 1)])
-        admin.alter_group_offsets("a-consumer-group", {("consumed", 0): 0})
+        admin.alter_group_offsets("a-consumer-group", {TopicPartition("consumed", 0): 0})
         for name in ("a-consumer-group", "no-such-group"):
             (group,) = client.ask(
                 DESCRIBE_SHARE, 1, {"group_ids": [name], "include_authorized_operations": False}

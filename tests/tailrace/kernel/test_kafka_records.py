@@ -37,15 +37,15 @@ def encoded(rows: list[Any]) -> tuple[bytearray, int]:
     out, base_ms = bytearray(), rows[0][2]
     for row, (key, value, time_ms, headers) in enumerate(rows):
         record = bytearray(1)
-        reference_kafka._zigzag(record, time_ms - base_ms)
-        reference_kafka._zigzag(record, row)
+        reference_kafka.put_zigzag(record, time_ms - base_ms)
+        reference_kafka.put_zigzag(record, row)
         for cell in (key, value):
-            reference_kafka._put_cell(record, cell)
-        reference_kafka._zigzag(record, len(headers))
+            reference_kafka.put_cell(record, cell)
+        reference_kafka.put_zigzag(record, len(headers))
         for name, content in headers:
-            reference_kafka._put_cell(record, name.encode())
-            reference_kafka._put_cell(record, content)
-        reference_kafka._zigzag(out, len(record))
+            reference_kafka.put_cell(record, name.encode())
+            reference_kafka.put_cell(record, content)
+        reference_kafka.put_zigzag(out, len(record))
         out += record
     return out, base_ms
 

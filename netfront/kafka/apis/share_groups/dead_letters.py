@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from netfront.kafka.apis.call import Call
 from netfront.kafka.apis.cluster.topic_creation import wait_for_route
@@ -126,7 +126,9 @@ def _target(call: Call, info: TopicInfo, partition: int) -> Steps:
 
     name, routes = dead_letter_topic(info), call.services.routes
     for _ in range(ATTEMPTS_MAX):
-        count = yield from prepare(lambda api, value: _ask(call, api, value), info)
+        # Its steps are those of the client, which pass the waiters of `_ask` on.
+        prepared: Any = prepare(cast(Any, lambda api, value: _ask(call, api, value)), info)
+        count = yield from prepared
         yield from wait_for_route(call, name)
         found = routes.find_by_name(name, partition if partition < (count or 0) else 0)
         if count is not None and found is not None:
