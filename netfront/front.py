@@ -78,7 +78,8 @@ from shm.runtime.timing_wheel import NEVER_NS, TimingWheel
 from shm.tables.control import ProcessSlot
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError
-from tailrace.protocol import messages
+from tailrace.protocol import credit_messages, fetch_messages, json_messages
+from tailrace.protocol.fetch_messages import FetchedEntry
 from tailrace.protocol.frame import (
     API_VERSIONS,
     FRAMES_MAX,
@@ -92,7 +93,6 @@ from tailrace.protocol.frame import (
     undecodable_request,
 )
 from tailrace.protocol.listeners import front_address
-from tailrace.protocol.messages import FetchedEntry
 
 if TYPE_CHECKING:
     from netfront.access.gate import Gate
@@ -489,7 +489,7 @@ class Front:
 
         def checked(session: Session, header: RequestHeader, body: list[bytes]) -> None:
             if session.principal is not None:
-                request = messages.decode_request(body[0]) if body else {}
+                request = json_messages.decode_request(body[0]) if body else {}
                 gate.check(session.principal, header.api, request, b"")
             handler(session, header, body)
 
@@ -579,7 +579,7 @@ class Front:
                 )
             if self._audit is not None and self._audit.concerns(api, body):
                 if self._gate is not None and session.principal is not None:
-                    request = messages.decode_request(self._one_frame(header, body))
+                    request = json_messages.decode_request(self._one_frame(header, body))
                     self._gate.check(session.principal, api, request, b"")
                 self._audit.defer(session, header, body)
                 return
@@ -673,7 +673,7 @@ class Front:
         if len(body) != 1:
             raise WireError(ErrorCode.MALFORMED_REQUEST, "CREDIT takes one body frame")
         self._responses.send_credit(
-            self._ledger.ask(session.credit, messages.decode_credit(body[0]))
+            self._ledger.ask(session.credit, credit_messages.decode_credit(body[0]))
         )
 
     def _on_decision(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
@@ -687,11 +687,11 @@ class Front:
     def _on_describe_quotas(
         self, session: Session, header: RequestHeader, body: list[bytes]
     ) -> None:
-        messages.decode_request(self._one_frame(header, body))
+        json_messages.decode_request(self._one_frame(header, body))
         found = {"rules": [], "usage": []} if self._quotas is None else self._quotas.describe()
         self._responses.send(
             session, header.api, header.version, header.correlation_id, ErrorCode.OK,
-            [messages.encode_json(found)],
+            [json_messages.encode_json(found)],
         )  # fmt: skip
 
     def _on_unreachable(self, session: Session) -> None:
@@ -736,7 +736,7 @@ class Front:
     def _on_fetch(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
         if len(body) != 1:
             raise WireError(ErrorCode.MALFORMED_REQUEST, "FETCH takes one body frame")
-        request = messages.decode_fetch(body[0], header.version)
+        request = fetch_messages.decode_fetch(body[0], header.version)
         session.fetch_received = min(request.received_bytes, session.fetch_sent)
         self._fetches.begin(
             Fetch(session, header.version, header.correlation_id, request), self._now_ns
@@ -749,7 +749,7 @@ class Front:
             )
 
     def _respond_fetch(self, fetch: Fetch, entries: list[FetchedEntry], data: memoryview) -> None:
-        listed = messages.encode_fetched(entries, fetch.version)
+        listed = fetch_messages.encode_fetched(entries, fetch.version)
         self._slot.store(
             ProcessWord.BYTES_COUNT,
             self._slot.load(ProcessWord.BYTES_COUNT) + len(listed) + len(data),

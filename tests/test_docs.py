@@ -35,8 +35,9 @@ from tailrace import Admin, NewTopic, Producer, embedded
 from tailrace.client.config.settings import ConsumerSettings, ProducerSettings
 from tailrace.core.error_codes import ERROR_TABLE
 from tailrace.format.record_batch.batch_header import BatchHeader
+from tailrace.protocol import credit_messages, fetch_messages, produce_messages
 from tailrace.protocol import frame as wire
-from tailrace.protocol import messages as requests
+from tailrace.protocol import json_messages as requests
 from tailrace.protocol.frame import (
     API_VERSIONS,
     PUSH_CORRELATION_ID,
@@ -239,14 +240,17 @@ def test_layouts_are_those_of_the_codec() -> None:
     found = {name: [layout_of(part) for part in parts] for name, parts in blocks.items()}
     assert found == {
         "PRODUCE request": [
-            requests._PRODUCE_MANY.format,
-            requests._PRODUCE_ENTRY.format.replace("4x", "I"),
+            produce_messages._PRODUCE_MANY.format,
+            produce_messages._PRODUCE_ENTRY.format.replace("4x", "I"),
         ],
-        "PRODUCE response": [requests._PRODUCED_MANY.format, requests._PRODUCED_ENTRY.format],
-        "PRODUCE request 1": [requests._PRODUCE.format],
-        "PRODUCE response 1": [requests._PRODUCED.format],
-        "FETCH request": [requests._FETCH.format, requests._FETCH_ENTRY.format],
-        "FETCH response": [requests._FETCHED.format, requests._FETCHED_ENTRY.format],
+        "PRODUCE response": [
+            produce_messages._PRODUCED_MANY.format,
+            produce_messages._PRODUCED_ENTRY.format,
+        ],
+        "PRODUCE request 1": [produce_messages._PRODUCE.format],
+        "PRODUCE response 1": [produce_messages._PRODUCED.format],
+        "FETCH request": [fetch_messages._FETCH.format, fetch_messages._FETCH_ENTRY.format],
+        "FETCH response": [fetch_messages._FETCHED.format, fetch_messages._FETCHED_ENTRY.format],
     }
     rows = re.findall(
         r"^\|(.*?)\|(.*?)\|(.*?)\|(.*?)\|$",
@@ -511,11 +515,11 @@ def test_the_exchanges_are_real_ones_and_there_is_one_for_every_api() -> None:
         batch = bytes(make_batch(2, seed=info.seeds[0], schema_id=info.schema_id))
         other_batch = bytes(make_batch(3, seed=info.seeds[1], schema_id=info.schema_id))
         entries = [
-            requests.ProduceEntry(info.topic_id, p, 0, len(made))
+            produce_messages.ProduceEntry(info.topic_id, p, 0, len(made))
             for p, made in ((0, batch), (1, other_batch), (2, batch))
         ]
-        head = requests.encode_produce_batches(
-            requests.ProduceBatches(requests.ACKS_ALL, 30_000, entries)
+        head = produce_messages.encode_produce_batches(
+            produce_messages.ProduceBatches(produce_messages.ACKS_ALL, 30_000, entries)
         )
         request, response = client.exchange(Api.PRODUCE, [head, batch + other_batch, batch])
         ids = [(at, at + 16) for at in range(16, len(head), 32)]
@@ -531,8 +535,8 @@ def test_the_exchanges_are_real_ones_and_there_is_one_for_every_api() -> None:
         times = [(at + 16, at + 24) for at in range(8, 56, 24)]
         parts.append(dump("PRODUCE response", response, [[(24, 32), GENERATION], times]))
         body = [
-            requests.encode_produce(
-                requests.ProduceRequest(info.topic_id, 0, requests.ACKS_ALL, 30_000)
+            produce_messages.encode_produce(
+                produce_messages.ProduceRequest(info.topic_id, 0, produce_messages.ACKS_ALL, 30_000)
             ),
             batch,
         ]
@@ -541,15 +545,15 @@ def test_the_exchanges_are_real_ones_and_there_is_one_for_every_api() -> None:
             dump("PRODUCE request of version 1, acks=all", request, [[], [TOPIC_ID]], shown=2)
         )
         parts.append(dump("its response", response, [[(24, 32), GENERATION], [(8, 16)]]))
-        fetch = requests.FetchRequest(
-            500, 1, 1 << 20, 0, [requests.FetchEntry(info.topic_id, 0, -1, 0, 1 << 20)]
+        fetch = fetch_messages.FetchRequest(
+            500, 1, 1 << 20, 0, [fetch_messages.FetchEntry(info.topic_id, 0, -1, 0, 1 << 20)]
         )
-        request, response = client.exchange(Api.FETCH, [requests.encode_fetch(fetch)])
+        request, response = client.exchange(Api.FETCH, [fetch_messages.encode_fetch(fetch)])
         assert not decode_response_header(response[0]).error
         assert len(response) == 3
         parts.append(dump("FETCH request", request, [[], [(24, 40)]]))
         parts.append(dump("FETCH response", response, [[(24, 32), GENERATION], [(8, 24)]], shown=2))
-        request, response = client.exchange(Api.CREDIT, [requests.encode_credit(1 << 20)])
+        request, response = client.exchange(Api.CREDIT, [credit_messages.encode_credit(1 << 20)])
         parts.append(dump("CREDIT request", request, []))
         parts.append(dump("the push that answers it", response, [[(24, 32), GENERATION]]))
         parts.append(

@@ -11,7 +11,7 @@ from appliance.groups.agent import agent
 from appliance.groups.base import limits
 from appliance.groups.share import request_validation as share_requests
 from netfront.forward import forwarder as deciders
-from tailrace.protocol import messages as requests
+from tailrace.protocol import json_messages as requests
 from tests.kit.runs.documents import ROOT
 
 BOUNDS_OF_GROUPS = {

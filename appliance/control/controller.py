@@ -62,7 +62,7 @@ from shm.tables.partition_table import PartitionState
 from shm.tables.settings_block import SettingsBlock
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidSettingError
-from tailrace.protocol.messages import encode_reply
+from tailrace.protocol.json_messages import encode_reply
 
 if TYPE_CHECKING:
     from appliance.control.audit_writer import AuditWriter

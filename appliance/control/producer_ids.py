@@ -25,7 +25,7 @@ from shm.messages.lane_messages import LaneKind
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidRequestError, TailraceError
 from tailrace.format.record_batch.batch_header import TRANSACTIONAL_PRODUCER_IDS
-from tailrace.protocol.messages import encode_error
+from tailrace.protocol.json_messages import encode_error
 
 logger = logging.getLogger(__name__)
 

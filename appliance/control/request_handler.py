@@ -26,7 +26,7 @@ from shm.runtime.error_handler import CountedErrorHandler
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import decode_json, encode_error, encode_reply
+from tailrace.protocol.json_messages import decode_json, encode_error, encode_reply
 
 if TYPE_CHECKING:
     from appliance.control.audit_writer import AuditWriter

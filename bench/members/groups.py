@@ -37,7 +37,7 @@ from tailrace.client.connections.steps import call_json_now, call_now
 from tailrace.core.error_codes import ErrorCode
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tailrace.group.membership import HEARTBEAT_SLOTS
-from tailrace.protocol import messages as requests
+from tailrace.protocol import json_messages as requests
 from tailrace.protocol.frame import Api
 from tailrace.protocol.session import Response
 

@@ -18,7 +18,7 @@ from netfront.fetch.log.read_result import ColdRead, LogReadError
 from netfront.fetch.purgatory import Fetch
 from netfront.partition_routes import PartitionRoutes
 from netfront.session.time_slicing import TimeSlicer
-from tailrace.protocol.messages import FetchEntry
+from tailrace.protocol.fetch_messages import FetchEntry
 
 RESPONSE_MAX_BYTES = 16 << 20
 WINDOW_BYTES = 64 << 20

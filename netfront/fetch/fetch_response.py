@@ -26,7 +26,7 @@ from netfront.session.sessions import Session
 from shm.messages.lane_messages import Assignment
 from shm.tables.partition_table import PartitionState
 from tailrace.core.error_codes import ErrorCode
-from tailrace.protocol.messages import (
+from tailrace.protocol.fetch_messages import (
     FETCHED_GAPS,
     SCHEMAS_FETCH_VERSION,
     FetchedEntry,

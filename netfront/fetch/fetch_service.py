@@ -33,7 +33,7 @@ from netfront.session.sessions import Session
 from netfront.session.time_slicing import Task, TimeSlicer
 from shm.messages.lane_messages import Assignment
 from shm.runtime.timing_wheel import NEVER_NS, TimingWheel
-from tailrace.protocol.messages import FetchedEntry
+from tailrace.protocol.fetch_messages import FetchedEntry
 
 THROTTLED_CHECK_NS = 5_000_000
 """Interval of checks of fetches whose client must read earlier responses first."""

@@ -14,8 +14,8 @@ from netfront.fetch.log.read_result import Place
 from netfront.session.sessions import Session
 from shm.runtime.timing_wheel import Timer, TimingWheel
 from tailrace.core.error_codes import ErrorCode
+from tailrace.protocol.fetch_messages import FetchedEntry, FetchRequest
 from tailrace.protocol.frame import WireError
-from tailrace.protocol.messages import FetchedEntry, FetchRequest
 
 SESSION_FETCHES_MAX = 1_024
 SESSION_ENTRIES_MAX = 16_384

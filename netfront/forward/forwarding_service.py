@@ -21,7 +21,7 @@ from netfront.session.responses import Responses
 from netfront.session.sessions import Session, Sessions
 from shm.messages.lane_messages import REPLAY, LaneKind
 from tailrace.core.error_codes import ErrorCode, code_of
-from tailrace.protocol import messages
+from tailrace.protocol import json_messages
 from tailrace.protocol.frame import Api, RequestHeader, WireError
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class ForwardingService:
 
     def ask(self, session: Session, header: RequestHeader, body: bytes) -> None:
         """Forward a request. Raises WireError at a limit or for invalid JSON."""
-        request = messages.decode_request(body)
+        request = json_messages.decode_request(body)
         api, version, correlation_id = header.api, header.version, header.correlation_id
         if self._gate is not None and session.principal is not None:
             if self._gate.opened(session.principal, api, request):
@@ -193,7 +193,7 @@ class ForwardingService:
         try:
             forwarder.ask(OWN_WORD, api, 1, number, body, self.now_ns)
         except WireError as error:
-            on_answer(error.code, messages.encode_error(error.detail))
+            on_answer(error.code, json_messages.encode_error(error.detail))
         else:
             self._own[number] = on_answer
 
@@ -281,7 +281,9 @@ class ForwardingService:
         self, word: int, api: int, version: int, correlation_id: int, code: ErrorCode, sentence: str
     ) -> None:
         """Answer a request that its process will not answer."""
-        self._respond(word, api, version, correlation_id, code, messages.encode_error(sentence))
+        self._respond(
+            word, api, version, correlation_id, code, json_messages.encode_error(sentence)
+        )
 
 
 def _is_first_page(request: dict[str, Any]) -> bool:

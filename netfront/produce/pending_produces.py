@@ -25,9 +25,9 @@ from heapq import heapify, heappop, heappush
 from netfront.session.pending_requests import TIMEOUT_MAX_MS
 from shm.runtime.timing_wheel import NEVER_NS
 from tailrace.core.error_codes import ErrorCode
-from tailrace.protocol import messages
+from tailrace.protocol import produce_messages
 from tailrace.protocol.frame import WireError
-from tailrace.protocol.messages import answer_batch
+from tailrace.protocol.produce_messages import answer_batch
 
 TOKEN_INDEX_BITS = 12
 TOKEN_INDEX_MASK = (1 << TOKEN_INDEX_BITS) - 1
@@ -35,7 +35,7 @@ CLOSED_MAX = 64
 """Deadlines kept for closed requests, plus one for each open request, before the heap is rebuilt.
 """
 LATE_AT_ONCE = 1024
-assert messages.PRODUCE_BATCHES_MAX <= 1 << TOKEN_INDEX_BITS
+assert produce_messages.PRODUCE_BATCHES_MAX <= 1 << TOKEN_INDEX_BITS
 
 
 class PendingProduce:
@@ -73,7 +73,7 @@ class PendingProduce:
         self.batch_count = self.left = batch_count
         """Number of batches in all, and of those without an ack."""
         self.body: bytearray | None = (
-            None if version == 1 else messages.unanswered_batches(batch_count)
+            None if version == 1 else produce_messages.unanswered_batches(batch_count)
         )
         """Response body. None in version 1: its single ack makes the response."""
         self.opened_ns = opened_ns

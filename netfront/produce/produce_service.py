@@ -51,7 +51,7 @@ from tailrace.format.record_batch.batch_header import (
     header_position,
 )
 from tailrace.kernel import read_produce
-from tailrace.protocol import messages
+from tailrace.protocol import json_messages, produce_messages
 from tailrace.protocol.frame import Api, RequestHeader, WireError
 
 if TYPE_CHECKING:
@@ -150,8 +150,8 @@ class ProduceService:
                     ErrorCode.MALFORMED_REQUEST,
                     f"PRODUCE of version 1 takes two body frames; the request has {len(body)}",
                 )
-            topic_id, partition, acks, timeout_ms, slot_map_version = messages.decode_produce(
-                body[0]
+            topic_id, partition, acks, timeout_ms, slot_map_version = (
+                produce_messages.decode_produce(body[0])
             )
             batches = body[1:]
             entries = [(topic_id, partition, slot_map_version, len(body[1]))]
@@ -161,10 +161,10 @@ class ProduceService:
                     ErrorCode.MALFORMED_REQUEST,
                     "PRODUCE takes a frame of entries and frames of batches; the request has none",
                 )
-            acks, timeout_ms, entries, trace_id = messages.decode_produce_batches(
+            acks, timeout_ms, entries, trace_id = produce_messages.decode_produce_batches(
                 body[0], header.version
             )
-            batches = messages.cut_batches(entries, body[1:])
+            batches = produce_messages.cut_batches(entries, body[1:])
         self.receive_read(
             session,
             header.version,
@@ -462,7 +462,7 @@ class ProduceService:
         _, batch_token, code, base_offset, append_time_us, leader_epoch, is_duplicate = answer
         if code is not ErrorCode.OK:
             asked.refused.append(code)
-        flags = messages.PRODUCED_DUPLICATE if is_duplicate else 0
+        flags = produce_messages.PRODUCED_DUPLICATE if is_duplicate else 0
         asked.settle(
             batch_token & TOKEN_INDEX_MASK, code, flags, leader_epoch, base_offset, append_time_us
         )
@@ -497,9 +497,9 @@ class ProduceService:
         if answer.code is not ErrorCode.OK:
             body: Readable = orjson.dumps({"message": ERROR_TABLE[answer.code].meaning})
         else:
-            flags = messages.PRODUCED_DUPLICATE if answer.is_duplicate else 0
-            body = messages.encode_produced(
-                messages.ProduceResponse(
+            flags = produce_messages.PRODUCED_DUPLICATE if answer.is_duplicate else 0
+            body = produce_messages.encode_produced(
+                produce_messages.ProduceResponse(
                     answer.base_offset, answer.append_time_us, answer.leader_epoch, flags
                 )
             )
@@ -534,7 +534,7 @@ class ProduceService:
             if body is None:
                 code, body = (
                     ErrorCode.TIMED_OUT,
-                    bytearray(messages.encode_error("no ack within the request's timeout")),
+                    bytearray(json_messages.encode_error("no ack within the request's timeout")),
                 )
             self._responses.answer_deferred(
                 asked.word, Api.PRODUCE, asked.version, asked.correlation_id, code, body

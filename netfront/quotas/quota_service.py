@@ -38,7 +38,7 @@ from netfront.socket.flow_control import Credit, CreditLedger
 from shm.quotas.quota_rules import ANONYMOUS, QUOTAS, Entity, Rules, parse_rules, share_of
 from shm.tables.measurements import ThrottleState
 from tailrace.core.error_codes import ErrorCode
-from tailrace.protocol import messages
+from tailrace.protocol import json_messages
 from tailrace.protocol.frame import REQUEST_HEADER_BYTES, Api, WireError
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ class QuotaService:
         if not isinstance(quotas, SessionQuotas) or quotas.transactions is None:
             return
         usage, most, key = quotas.transactions
-        request = messages.decode_request(body)
+        request = json_messages.decode_request(body)
         name, timeout_ms = request.get("transactional_id"), request.get("timeout_ms")
         if not isinstance(name, str):
             return  # the coordinator refuses it

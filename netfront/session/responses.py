@@ -22,7 +22,7 @@ from shm.runtime.logs.slow_operations import SLOW
 from shm.tables.control import ProcessSlot
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.crc32c import Readable
-from tailrace.protocol import messages
+from tailrace.protocol import json_messages
 from tailrace.protocol.frame import (
     API_VERSIONS,
     PUSH_CORRELATION_ID,
@@ -45,7 +45,7 @@ def api_name(number: int) -> str:
 def error_detail(body: Readable) -> str:
     """The sentence in the body of an error response, "" if there is none."""
     try:
-        return str(messages.decode_json(body).get("message", ""))
+        return str(json_messages.decode_json(body).get("message", ""))
     except WireError:
         return ""
 
@@ -159,13 +159,13 @@ class Responses:
     ) -> None:
         """Send an error response. The session may be None."""
         if self.on_answered is not None:
-            detail = messages.encode_error(error.detail)
+            detail = json_messages.encode_error(error.detail)
             self.on_answered(session, api, correlation_id, error.code, detail)
         if error.code is not ErrorCode.SESSION_UNKNOWN:
             self._log_refused(session, api, correlation_id, error.code, error.detail)
         self._slot.store(ProcessWord.REFUSED_COUNT, self._slot.load(ProcessWord.REFUSED_COUNT) + 1)
         self._errors.add(error.code)
-        body = [messages.encode_error(error.detail)]
+        body = [json_messages.encode_error(error.detail)]
         limit = session.credit.limit if session else 0
         self._transport.try_send(
             identity,

@@ -27,7 +27,7 @@ from shm.runtime.error_handler import CountedErrorHandler
 from shm.runtime.timing_wheel import TimingWheel
 from shm.tables.control import ProcessSlot
 from tailrace.core.error_codes import ErrorCode
-from tailrace.protocol import messages
+from tailrace.protocol import handshake_messages
 from tailrace.protocol.frame import RequestHeader
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class SessionLifecycle:
 
         Raises WireError.
         """
-        request = messages.decode_handshake(body)
+        request = handshake_messages.decode_handshake(body)
         principal = self._admit(identity)
         old = self._sessions.by_identity(identity)
         if old is not None:

@@ -63,7 +63,7 @@ from tailrace.core.validation import (
     whole,
 )
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import encode_json
+from tailrace.protocol.json_messages import encode_json
 
 T = TypeVar("T")
 TOPICS_AT_ONCE = 256

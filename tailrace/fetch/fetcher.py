@@ -52,9 +52,8 @@ from tailrace.format.record_batch.batch_header import (
     leader_epoch_at,
     schema_id_at,
 )
-from tailrace.protocol import messages
-from tailrace.protocol.frame import Api, WireError
-from tailrace.protocol.messages import (
+from tailrace.protocol import fetch_messages
+from tailrace.protocol.fetch_messages import (
     FETCH_UNCOMMITTED,
     FETCHED_GAPS,
     READ_UNCOMMITTED,
@@ -62,6 +61,7 @@ from tailrace.protocol.messages import (
     FetchEntry,
     FetchRequest,
 )
+from tailrace.protocol.frame import Api, WireError
 from tailrace.protocol.session import Response
 
 RETRIABLE = frozenset({ErrorCode.NOT_READY, ErrorCode.SHUTTING_DOWN, ErrorCode.TOO_MANY_REQUESTS})
@@ -393,7 +393,7 @@ class Fetcher:
         hungry.sort(key=_last_fed)
         requested = {}
         entries: list[FetchEntry] = []
-        for cursor in hungry[: messages.FETCH_PARTITIONS_MAX]:
+        for cursor in hungry[: fetch_messages.FETCH_PARTITIONS_MAX]:
             key = (cursor.info.topic_id, cursor.key.partition)
             offset = cursor.fetch_offset
             assert offset is not None
@@ -415,7 +415,7 @@ class Fetcher:
         )
         if self._connection.request(
             Api.FETCH,
-            [messages.encode_fetch(request)],
+            [fetch_messages.encode_fetch(request)],
             partial(self._on_response, requested, self._connection.version(Api.FETCH)),
         ):
             self._in_flight.update({key: version for key, (_, version) in requested.items()})
@@ -442,7 +442,7 @@ class Fetcher:
                         response.code, response.detail(), response.correlation_id
                     )
             return
-        for entry, data in messages.decode_fetched(response.body, api_version):
+        for entry, data in fetch_messages.decode_fetched(response.body, api_version):
             self._received_bytes += len(data)
             if (entry.topic_id, entry.partition) not in requested:
                 raise WireError(

@@ -20,7 +20,7 @@ from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.fetcher import PartitionPosition
 from tailrace.group.offset_commit import POLL_INTERVAL_NS, RETRY_NS
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import encode_json
+from tailrace.protocol.json_messages import encode_json
 from tailrace.protocol.session import Response
 
 PARTITIONS_PER_REQUEST = 2_000

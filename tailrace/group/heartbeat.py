@@ -33,7 +33,7 @@ from tailrace.core import fork
 from tailrace.core.errors import TailraceError
 from tailrace.group.membership import NEVER_NS, NS_PER_MS, Membership, Phase
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import decode_json, encode_json
+from tailrace.protocol.json_messages import decode_json, encode_json
 from tailrace.protocol.session import CLIENT_JSON_MAX_BYTES, Response
 
 FAILURES_MAX = 10

@@ -35,7 +35,7 @@ from tailrace.core.errors import (
 from tailrace.core.log import logger
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.protocol.frame import JSON_MAX_BYTES, Api
-from tailrace.protocol.messages import encode_json
+from tailrace.protocol.json_messages import encode_json
 from tailrace.protocol.session import Response
 
 COMMITS_AT_ONCE = 4_096

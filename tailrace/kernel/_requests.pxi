@@ -1,5 +1,5 @@
 # The head of a PRODUCE request and its batches: the twin of `reference_codec.read_produce`, whose
-# truth is `tailrace.protocol.messages`.
+# truth is `tailrace.protocol.produce_messages`.
 
 cdef extern from *:
     """ typedef struct { uint32_t magic; uint16_t api, version; uint64_t correlation_id; uint32_t

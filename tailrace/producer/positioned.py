@@ -20,7 +20,7 @@ from tailrace.producer.batches.positioned_queue import NOWHERE, PositionedQueue
 from tailrace.producer.batches.producer_batch import ProducerBatch
 from tailrace.producer.producer import Producer
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import POSITIONED_PRODUCE_VERSION
+from tailrace.protocol.produce_messages import POSITIONED_PRODUCE_VERSION
 
 
 class PositionedProducer(Producer):

@@ -133,6 +133,11 @@ class WireError(ValueError):
         self.detail = detail
 
 
+def malformed(detail: str) -> WireError:
+    """The error of a message whose bytes do not follow the protocol."""
+    return WireError(ErrorCode.MALFORMED_REQUEST, detail)
+
+
 @dataclass(slots=True)
 class RequestHeader:
     """Frame 1 of a request. `body_length` is the length of the frames after it."""

@@ -16,7 +16,7 @@ from enum import Enum
 
 from tailrace.core.error_codes import ErrorCode, code_of
 from tailrace.format.crc32c import Readable
-from tailrace.protocol import messages
+from tailrace.protocol import json_messages
 from tailrace.protocol.frame import (
     API_VERSIONS,
     JSON_MAX_BYTES,
@@ -61,7 +61,7 @@ class Response:
         if not self.body:
             return ""
         try:
-            return str(messages.decode_json(self.body[0]).get("message", ""))
+            return str(json_messages.decode_json(self.body[0]).get("message", ""))
         except WireError:
             return ""
 
@@ -89,7 +89,7 @@ class ClientSession:
     def start(self) -> list[Readable]:
         """Begin the handshake and return its frames."""
         self.state = State.HANDSHAKING
-        body = messages.encode_json(
+        body = json_messages.encode_json(
             {
                 "versions": {str(int(a)): list(v) for a, v in API_VERSIONS.items()},
                 "client_id": self._client_id,
@@ -167,7 +167,7 @@ class ClientSession:
         if code is not ErrorCode.OK or not body:
             self._lose(code, Response(correlation_id, 0, code, body).detail())
             return
-        answer = messages.decode_json(body[0])
+        answer = json_messages.decode_json(body[0])
         versions = answer.get("versions")
         if not isinstance(versions, dict):
             raise WireError(ErrorCode.MALFORMED_REQUEST, "the handshake response has no versions")

@@ -30,7 +30,7 @@ from tailrace.core.topic_partition import TopicPartition
 from tailrace.group.heartbeat import HeartbeatThread
 from tailrace.group.membership import Phase
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import SHARE_RUNS_MAX, encode_json
+from tailrace.protocol.json_messages import SHARE_RUNS_MAX, encode_json
 from tailrace.protocol.session import Response
 from tailrace.share.acknowledgements import RENEWALS, UNREAD, Acknowledgement, Acknowledgements
 

@@ -16,7 +16,7 @@ from tailrace import Producer
 from tailrace.client.connections.runtime import Runtime
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.schema import DEFAULT_SCHEMA
-from tailrace.protocol import messages as requests
+from tailrace.protocol import produce_messages
 from tailrace.protocol.frame import Api, decode_request_header
 from tests.conformance.interrupts import outside
 from tests.kit.peers.scripted_front import MS, Asked, ScriptedFront, _Socket
@@ -58,14 +58,16 @@ class LoggingFront(ScriptedFront):
             if not self.is_holding:
                 self.answer_all()
 
-    def _append(self, partition: int, header: Any, data: memoryview) -> requests.ProducedEntry:
+    def _append(
+        self, partition: int, header: Any, data: memoryview
+    ) -> produce_messages.ProducedEntry:
         log = self.logs.setdefault(partition, [])
         identity = partition, header.producer_id, header.producer_epoch
         known = self._known.get((*identity, header.base_sequence))
         if header.producer_id >= 0 and known is not None:
-            return requests.ProducedEntry(0, 0, 0, known, 5)
+            return produce_messages.ProducedEntry(0, 0, 0, known, 5)
         if header.producer_id >= 0 and header.base_sequence != self._next.get(identity, 0):
-            return requests.ProducedEntry(ErrorCode.OUT_OF_ORDER_SEQUENCE, 0, 0, -1, 5)
+            return produce_messages.ProducedEntry(ErrorCode.OUT_OF_ORDER_SEQUENCE, 0, 0, -1, 5)
         offset = len(log)
         self._known[*identity, header.base_sequence] = offset
         self._next[identity] = header.base_sequence + header.record_count
@@ -73,19 +75,19 @@ class LoggingFront(ScriptedFront):
             pa.ipc.read_message(pa.py_buffer(bytes(data))), DEFAULT_SCHEMA
         )
         log += rows.column("value").to_pylist()
-        return requests.ProducedEntry(0, 0, 0, offset, 5)
+        return produce_messages.ProducedEntry(0, 0, 0, offset, 5)
 
     def answer_all(self) -> None:
         """Answer what waits for it, in order."""
         while self.asked:
             asked = self.asked.pop(0)
-            results: list[requests.ProducedEntry] = asked.results  # type: ignore[attr-defined]
+            results: list[produce_messages.ProducedEntry] = asked.results  # type: ignore[attr-defined]
             self._reply(
                 Api.PRODUCE,
                 2,
                 asked.correlation_id,
                 ErrorCode.OK,
-                requests.encode_produced_batches(results),
+                produce_messages.encode_produced_batches(results),
             )
 
 

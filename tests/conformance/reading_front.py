@@ -18,9 +18,9 @@ from tailrace.client.connections.runtime import Runtime
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.crc32c import Readable
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message
-from tailrace.protocol import messages as requests
+from tailrace.protocol import fetch_messages
+from tailrace.protocol.fetch_messages import FetchedEntry
 from tailrace.protocol.frame import API_VERSIONS, Api, decode_request_header, encode_response
-from tailrace.protocol.messages import FetchedEntry
 from tests.conformance.interrupts import outside
 from tests.kit.batches import TOPIC_ID, make_batch, stamped
 from tests.kit.peers.scripted_front import MS
@@ -76,15 +76,15 @@ class ReadingFront:
                 self.committed += [item[2] for item in orjson.loads(body[0])["offsets"]]
                 return ErrorCode.OK, [orjson.dumps({"refused": []})]
             case Api.FETCH:
-                return ErrorCode.OK, self._fetched(requests.decode_fetch(body[0]))
+                return ErrorCode.OK, self._fetched(fetch_messages.decode_fetch(body[0]))
         return ErrorCode.OK, []
 
-    def _fetched(self, asked: requests.FetchRequest) -> list[Readable]:
+    def _fetched(self, asked: fetch_messages.FetchRequest) -> list[Readable]:
         """Two batches at most: a poll goes through several answers."""
         (entry,) = asked.entries
         first = entry.offset // BATCH_ROWS
         data = b"".join(self.batches[first : first + 2])
-        head = requests.encode_fetched(
+        head = fetch_messages.encode_fetched(
             [FetchedEntry(TOPIC_ID, 0, 0, 0, len(data), self.count, 0, -1)]
         )
         return [head, data] if data else [head]

@@ -36,7 +36,7 @@ from tailrace.producer.batches.accumulator import NS_PER_MS
 from tailrace.producer.producer import Producer
 from tailrace.producer.transactions.state import ALLOWED, Call, State, TransactionState
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import SHARE_RUNS_MAX
+from tailrace.protocol.json_messages import SHARE_RUNS_MAX
 from tailrace.share.outcomes import AcknowledgeType
 from tests.conformance.logging_front import DrivenProducer
 from tests.conformance.transaction_front import (

@@ -19,7 +19,7 @@ import orjson
 
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.record_batch.batch_header import TRANSACTIONAL_PRODUCER_IDS, BatchHeader
-from tailrace.protocol import messages as requests
+from tailrace.protocol import produce_messages
 from tailrace.protocol.frame import Api, decode_request_header
 from tests.conformance.logging_front import LoggingFront
 from tests.kit.peers.scripted_front import _Socket
@@ -317,7 +317,7 @@ class TransactionFront(LoggingFront):
 
     def _append(
         self, partition: int, header: BatchHeader, data: memoryview
-    ) -> requests.ProducedEntry:
+    ) -> produce_messages.ProducedEntry:
         self.headers.append(header)
         assert header.is_transactional
         assert header.producer_id >= TRANSACTIONAL_PRODUCER_IDS
@@ -331,7 +331,7 @@ class TransactionFront(LoggingFront):
         if code is None and not is_known:
             code = ErrorCode.PRODUCER_FENCED
         if code is not None:
-            return requests.ProducedEntry(code, 0, 0, -1, 5)
+            return produce_messages.ProducedEntry(code, 0, 0, -1, 5)
         count = len(self.logs.get(partition, []))
         entry = super()._append(partition, header, data)
         taken = self._taken.setdefault(identity, [])

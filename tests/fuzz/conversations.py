@@ -25,16 +25,11 @@ from tailrace.core.records import Headers
 from tailrace.format.record_batch.batch_header import stamp_producer
 from tailrace.format.schema import delay_schema, to_message
 from tailrace.kernel.reference_arrow import default_rows
-from tailrace.protocol import messages as requests
+from tailrace.protocol import credit_messages, fetch_messages, produce_messages
+from tailrace.protocol import json_messages as requests
+from tailrace.protocol.fetch_messages import FETCH_UNCOMMITTED, FetchEntry, FetchRequest
 from tailrace.protocol.frame import API_VERSIONS, Api, RequestHeader
-from tailrace.protocol.messages import (
-    FETCH_UNCOMMITTED,
-    FetchEntry,
-    FetchRequest,
-    ProduceBatches,
-    ProduceEntry,
-    ProduceRequest,
-)
+from tailrace.protocol.produce_messages import ProduceBatches, ProduceEntry, ProduceRequest
 from tests.fuzz.group_conversations import GROUP_REQUESTS, Made
 from tests.fuzz.produce_mutations import framed
 from tests.fuzz.world import Target, World
@@ -274,7 +269,7 @@ def _produce(rng: random.Random, world: World) -> Request:
     return Request(
         Api.PRODUCE,
         [
-            requests.encode_produce(
+            produce_messages.encode_produce(
                 ProduceRequest(
                     target.info.topic_id, target.partition, rng.choice((-1, -1, 1, 1, 0)), 5000
                 )
@@ -336,7 +331,7 @@ def _fetch(rng: random.Random, world: World) -> Request:
     request = FetchRequest(
         rng.randrange(1, 2000) if is_parked else 0, 1 << 20 if is_parked else 1, 1 << 17, 0, entries
     )
-    return Request(Api.FETCH, [requests.encode_fetch(request)], version=rng.choice((2, 3)))
+    return Request(Api.FETCH, [fetch_messages.encode_fetch(request)], version=rng.choice((2, 3)))
 
 
 def _metadata(rng: random.Random, world: World) -> Request:
@@ -556,7 +551,7 @@ def _reload_config(_rng: random.Random, _world: World) -> Request:
 
 
 def _credit(rng: random.Random, _world: World) -> Request:
-    return Request(Api.CREDIT, [requests.encode_credit(rng.randrange(1 << 20))])
+    return Request(Api.CREDIT, [credit_messages.encode_credit(rng.randrange(1 << 20))])
 
 
 def _delete_records(rng: random.Random, world: World) -> Request:

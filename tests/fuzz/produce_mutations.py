@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable
 from itertools import pairwise
 
-from tailrace.protocol import messages as requests
+from tailrace.protocol import produce_messages
 from tailrace.protocol.frame import PRODUCE_FRAMES_MAX, WireError
 
 HEAD_BYTES, ENTRY_BYTES = 16, 32
@@ -21,12 +21,14 @@ ENTRY_FIELDS = ((16, "i"), (20, "I"), (24, "I"), (24, "I"), (28, "I"))
 Bend = Callable[[random.Random, bytes, int], tuple[bytes, str]]
 
 
-def framed(rng: random.Random, head: requests.ProduceBatches, batches: list[bytes]) -> list[bytes]:
+def framed(
+    rng: random.Random, head: produce_messages.ProduceBatches, batches: list[bytes]
+) -> list[bytes]:
     """The frames behind the header, cut between batches at random."""
     most = min(len(batches), PRODUCE_FRAMES_MAX) - 1
     cuts = [0, *sorted(rng.sample(range(1, len(batches)), rng.randrange(most + 1))), len(batches)]
     return [
-        requests.encode_produce_batches(head),
+        produce_messages.encode_produce_batches(head),
         *(b"".join(batches[a:b]) for a, b in pairwise(cuts)),
     ]
 
@@ -43,8 +45,8 @@ def bend_batches(
     fields.
     """
     try:
-        head = requests.decode_produce_batches(body[0], version=3)
-        batches = [bytes(batch) for batch in requests.cut_batches(head.entries, body[1:])]
+        head = produce_messages.decode_produce_batches(body[0], version=3)
+        batches = [bytes(batch) for batch in produce_messages.cut_batches(head.entries, body[1:])]
     except WireError:  # bent before
         body[0] = body[0][: rng.randrange(len(body[0]) + 1)]
         return "entries cut"

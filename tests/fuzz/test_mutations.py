@@ -16,9 +16,9 @@ from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.format.crc32c import Readable
 from tailrace.format.record_batch.batch_header import BatchFormatError, verify_batch
 from tailrace.format.schema import DEFAULT_SCHEMA, delay_schema, to_message
-from tailrace.protocol import messages as requests
+from tailrace.protocol import produce_messages
 from tailrace.protocol.frame import Api, WireError, check_body, decode_request_header
-from tailrace.protocol.messages import decode_json
+from tailrace.protocol.json_messages import decode_json
 from tests.fuzz.conversations import REQUESTS, SCHEMAS, world_of
 from tests.fuzz.mutations import mutate_batch, mutate_body, mutate_json
 from tests.fuzz.peer import message
@@ -85,12 +85,14 @@ def test_valid_and_bent_requests_of_every_api_are_made(world: World) -> None:
 def batches_of(version: int, body: list[bytes]) -> list[tuple[bytes, int, Readable]]:
     """(topic id, partition, batch) of a PRODUCE request."""
     if version == 1:
-        single = requests.decode_produce(body[0])
+        single = produce_messages.decode_produce(body[0])
         return [(single.topic_id, single.partition, body[1])]
-    entries = requests.decode_produce_batches(body[0], version).entries
+    entries = produce_messages.decode_produce_batches(body[0], version).entries
     return [
         (entry[0], entry[1], batch)
-        for entry, batch in zip(entries, requests.cut_batches(entries, body[1:]), strict=True)
+        for entry, batch in zip(
+            entries, produce_messages.cut_batches(entries, body[1:]), strict=True
+        )
     ]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from shm.messages.lane_messages import Assignment
 from tailrace.core.error_codes import ErrorCode
-from tailrace.protocol import messages as requests
+from tailrace.protocol import produce_messages
 from tailrace.protocol.frame import (
     API_VERSIONS,
     PRODUCE_FRAMES_MAX,
@@ -116,7 +116,9 @@ def test_a_request_that_is_cut_anywhere_is_refused_as_a_whole(
 def test_only_this_request_has_more_than_three_frames(
     world: FakeFront, client: FakeClient, topic: list[Assignment]
 ) -> None:
-    single = requests.encode_produce(requests.ProduceRequest(topic[0].topic_id, 0, 1, 500))
+    single = produce_messages.encode_produce(
+        produce_messages.ProduceRequest(topic[0].topic_id, 0, 1, 500)
+    )
     eight = head(8) + entry(topic, 200) * 8
     for api, version, body, code in (
         (Api.PRODUCE, 2, [eight, *[bytes(200)] * PRODUCE_FRAMES_MAX], None),
@@ -150,8 +152,10 @@ def test_version_1_is_answered_as_before_beside_version_2(
     world: FakeFront, client: FakeClient, topic: list[Assignment]
 ) -> None:
     def single(partition: int, number: int, timeout_ms: int = 500) -> int:
-        request = requests.ProduceRequest(topic[0].topic_id, partition, 1, timeout_ms)
-        return client.send(Api.PRODUCE, requests.encode_produce(request), batch(number), version=1)
+        request = produce_messages.ProduceRequest(topic[0].topic_id, partition, 1, timeout_ms)
+        return client.send(
+            Api.PRODUCE, produce_messages.encode_produce(request), batch(number), version=1
+        )
 
     good, many, bad, late = (
         single(0, 0),
@@ -174,7 +178,7 @@ def test_version_1_is_answered_as_before_beside_version_2(
         late: 1,
     }
     heard = client.heard()
-    assert requests.decode_produced(heard[good][1][0]) == (0, 1_000, 3, 0)
+    assert produce_messages.decode_produced(heard[good][1][0]) == (0, 1_000, 3, 0)
     assert heard[bad][0] is ErrorCode.PARTITION_OUT_OF_RANGE
     assert heard[late][0] is ErrorCode.TIMED_OUT
     world.workers[1].work()

@@ -21,8 +21,8 @@ from tests.kit.stepped.fronts import FakeClient, FakeFront, broken, message_of
 @pytest.mark.parametrize(
     ("api", "target", "body"),
     [
-        (Api.CREDIT, "tailrace.protocol.messages.decode_credit", bytes(8)),
-        (Api.METADATA, "tailrace.protocol.messages.decode_metadata", b"{}"),
+        (Api.CREDIT, "tailrace.protocol.credit_messages.decode_credit", bytes(8)),
+        (Api.METADATA, "tailrace.protocol.lookup_messages.decode_metadata", b"{}"),
         (Api.METADATA, "netfront.partition_routes.PartitionRoutes.describe", b'{"topics": ["t"]}'),
         (
             Api.LIST_OFFSETS,

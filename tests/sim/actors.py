@@ -27,7 +27,7 @@ from tailrace.core.errors import (
 from tailrace.core.records import RecordMetadata
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.producer.producer import Producer
-from tailrace.protocol import messages as requests
+from tailrace.protocol import json_messages as requests
 from tailrace.protocol.frame import Api
 from tailrace.protocol.session import Response
 from tests.kit.batches import TIME_US

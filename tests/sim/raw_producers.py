@@ -24,7 +24,7 @@ from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.record_batch.batch_header import REMEMBERED_BATCHES, stamp_producer
 from tailrace.kernel.reference_arrow import default_rows
-from tailrace.protocol import messages as requests
+from tailrace.protocol import credit_messages, produce_messages
 from tailrace.protocol.frame import PRODUCE_FRAMES_MAX, Api
 from tailrace.protocol.session import Response
 from tests.kit.batches import TIME_US
@@ -199,15 +199,17 @@ class RawProducerActor:
         size = sum(map(len, batches))
         session = self.connection.session
         if not session.may_send(size):
-            self.connection.request(Api.CREDIT, [requests.encode_credit(size)], None)
+            self.connection.request(Api.CREDIT, [credit_messages.encode_credit(size)], None)
             self.retry_at_ns = self.connection.now_ns() + RETRY_NS
             return
         entries = [
-            requests.ProduceEntry(topic_id, partition, self.info.slot_map_version, len(data))
+            produce_messages.ProduceEntry(
+                topic_id, partition, self.info.slot_map_version, len(data)
+            )
             for topic_id, partition, data, _ in made
         ]
-        head = requests.encode_produce_batches(
-            requests.ProduceBatches(self.acks, self.rng.choice((1, 5, 30, 3_000)), entries)
+        head = produce_messages.encode_produce_batches(
+            produce_messages.ProduceBatches(self.acks, self.rng.choice((1, 5, 30, 3_000)), entries)
         )
         most = min(len(batches), PRODUCE_FRAMES_MAX) - 1
         cuts = [
@@ -240,9 +242,11 @@ class RawProducerActor:
                 ErrorCode.TOO_MANY_REQUESTS,
                 ErrorCode.NOT_READY,
             ), f"{response.code}: {response.detail()}"
-            entries = [requests.ProducedEntry(ErrorCode.TIMED_OUT, 0, -1, -1, -1)] * len(pieces)
+            entries = [produce_messages.ProducedEntry(ErrorCode.TIMED_OUT, 0, -1, -1, -1)] * len(
+                pieces
+            )
         else:
-            entries = requests.decode_produced_batches(response.body[0])
+            entries = produce_messages.decode_produced_batches(response.body[0])
             self.answers += 1
             self.partly_late += (
                 len({entry.error for entry in entries} & {0, ErrorCode.TIMED_OUT}) == 2
@@ -258,7 +262,7 @@ class RawProducerActor:
                     ErrorCode.UNSUPPORTED_BATCH,
                 ), entry
 
-    def _take(self, lane: Lane, piece: FrameSlice, entry: requests.ProducedEntry) -> None:
+    def _take(self, lane: Lane, piece: FrameSlice, entry: produce_messages.ProducedEntry) -> None:
         code = ErrorCode(entry.error)
         if code is ErrorCode.OK:
             for number, value in enumerate(piece.values):

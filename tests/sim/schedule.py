@@ -23,7 +23,7 @@ from tailrace.core.records import Record
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.producer.producer import Producer
 from tailrace.producer.sending.sender_thread import SenderThread
-from tailrace.protocol import messages as requests
+from tailrace.protocol import produce_messages
 from tests.kit.batches import TIME_US
 from tests.kit.checker import History, check
 from tests.sim.actors import LATER, TOPIC, AdminActor, ConsumerActor, Delayed, ProducerActor, skip
@@ -158,7 +158,7 @@ class Schedule:
             self.members = members(world, self.groups_rng, plan.partitions)
             self.actors += self.members
         if self.raw_rng.random() < RAW_RATE:
-            acks = requests.ACKS_ALL if plan.acks == "all" else 1
+            acks = produce_messages.ACKS_ALL if plan.acks == "all" else 1
             may_lose = plan.may_refuse or not plan.is_lossless or plan.deletes
             self.raw = raw_producer(world, self.raw_rng, self.history, acks, may_lose)
             self.actors.append(self.raw)

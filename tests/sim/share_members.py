@@ -20,7 +20,7 @@ from tailrace.client.connections.connection import Connection
 from tailrace.client.connections.steps import call_json_now
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import UnknownGroupError
-from tailrace.protocol import messages as requests
+from tailrace.protocol import json_messages as requests
 from tailrace.protocol.frame import Api
 from tailrace.protocol.session import Response
 from tests.sim.actors import TOPIC, Inbox

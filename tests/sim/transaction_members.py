@@ -16,7 +16,7 @@ from typing import Any
 from tailrace.client.connections.connection import Connection
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.protocol import messages as requests
+from tailrace.protocol import json_messages as requests
 from tailrace.protocol.frame import Api
 from tailrace.protocol.session import Response
 from tests.sim.actors import Inbox

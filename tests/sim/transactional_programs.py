@@ -41,7 +41,8 @@ from tailrace.format.segments.segment import (
     walk_batches,
 )
 from tailrace.kernel.reference_arrow import default_rows
-from tailrace.protocol import messages as requests
+from tailrace.protocol import credit_messages, produce_messages
+from tailrace.protocol import json_messages as requests
 from tailrace.protocol.frame import Api
 from tailrace.protocol.session import Response
 from tests.kit.batches import TIME_US
@@ -314,19 +315,19 @@ class Instance:
         session, topics = self.connection.session, self.program.common.topics
         size = sum(len(piece.data) for piece in pieces)
         if not session.may_send(size):
-            self.connection.request(Api.CREDIT, [requests.encode_credit(size)], None)
+            self.connection.request(Api.CREDIT, [credit_messages.encode_credit(size)], None)
             self._wait()
             return
         entries = [
-            requests.ProduceEntry(
+            produce_messages.ProduceEntry(
                 topics[one.place.topic].topic_id, one.place.partition,
                 topics[one.place.topic].slot_map_version, len(one.data),
             )
             for one in pieces
         ]  # fmt: skip
         timeout_ms = self.program.common.rng.choice((5, 100, 3_000))
-        head = requests.encode_produce_batches(
-            requests.ProduceBatches(requests.ACKS_ALL, timeout_ms, entries)
+        head = produce_messages.encode_produce_batches(
+            produce_messages.ProduceBatches(produce_messages.ACKS_ALL, timeout_ms, entries)
         )
         body = [head, b"".join(one.data for one in pieces)]
         self._request(Api.PRODUCE, body, size, partial(self._on_produced, pieces))
@@ -448,7 +449,7 @@ class Instance:
             assert response is None or response.code in REPEATED, response.code
             self._wait()
             return
-        entries = requests.decode_produced_batches(response.body[0])
+        entries = produce_messages.decode_produced_batches(response.body[0])
         for piece, entry in zip(pieces, entries, strict=True):
             code = ErrorCode(entry.error)
             if code is ErrorCode.OK:
@@ -661,7 +662,7 @@ class Program:
         for copy in [one for one in self.copies if now_ns >= one.due_ns]:
             if not carrier.is_ready or (copy.size and not carrier.session.may_send(copy.size)):
                 if carrier.is_ready:
-                    carrier.request(Api.CREDIT, [requests.encode_credit(copy.size)], None)
+                    carrier.request(Api.CREDIT, [credit_messages.encode_credit(copy.size)], None)
                 return
             if carrier.request(copy.api, copy.body, _ignore):
                 carrier.session.sent_bytes += copy.size

@@ -15,7 +15,7 @@ import zmq
 from tailrace import Admin
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError
-from tailrace.protocol import messages as requests
+from tailrace.protocol import json_messages as requests
 from tailrace.protocol.frame import (
     API_VERSIONS,
     Api,

@@ -33,9 +33,10 @@ from tailrace.format.record_batch.batch_header import header_position, verify_ba
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message
 from tailrace.kernel import reference
 from tailrace.kernel.reference_arrow import default_rows
-from tailrace.protocol import messages as requests
+from tailrace.protocol import fetch_messages
+from tailrace.protocol import json_messages as requests
+from tailrace.protocol.fetch_messages import FetchedEntry
 from tailrace.protocol.frame import API_VERSIONS, Api, decode_request_header, encode_response
-from tailrace.protocol.messages import FetchedEntry
 from tailrace.scanning import reader
 from tailrace.scanning.columns import chosen_columns
 from tailrace.scanning.planner import PartitionRange, ScanPlan
@@ -125,14 +126,14 @@ class Front:
                 )
             ]
         if api == Api.FETCH:
-            requested = requests.decode_fetch(body[0]).entries[0]
+            requested = fetch_messages.decode_fetch(body[0]).entries[0]
             data = b"".join(
                 bytes(b)
                 for b in self.batches
                 if verify_batch(memoryview(b), SEED).next_offset > requested.offset
             )
             return [
-                requests.encode_fetched(
+                fetch_messages.encode_fetched(
                     [FetchedEntry(TOPIC_ID, 0, 0, 0, len(data), 1 << 40, 0, -1)]
                 ),
                 data,
@@ -464,7 +465,9 @@ def lying(api: Api, body: list[bytes]) -> Answer:
 
 
 def entry(data_length: int, topic_id: bytes = TOPIC_ID, partition: int = 0) -> bytes:
-    return requests.encode_fetched([FetchedEntry(topic_id, partition, 0, 0, data_length, 1, 0, -1)])
+    return fetch_messages.encode_fetched(
+        [FetchedEntry(topic_id, partition, 0, 0, data_length, 1, 0, -1)]
+    )
 
 
 @pytest.mark.parametrize(

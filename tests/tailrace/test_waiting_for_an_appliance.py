@@ -25,7 +25,7 @@ from tailrace.client.connections.steps import call_now
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import NotReachableError, RequestTimeoutError
 from tailrace.format.crc32c import Readable
-from tailrace.protocol import messages as requests
+from tailrace.protocol import json_messages as requests
 from tailrace.protocol.frame import API_VERSIONS, Api, decode_request_header, encode_response
 
 MS = 1_000_000

@@ -37,7 +37,7 @@ from shm.runtime.error_handler import CountedErrorHandler
 from shm.tables.partition_table import PartitionTable
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.directory.delay_files import PendingDamagedError
-from tailrace.protocol.messages import encode_reply
+from tailrace.protocol.json_messages import encode_reply
 from workers.delays.delivery_marks import RETRY_INTERVAL_NS
 from workers.delays.requests.changes import Requester
 from workers.delays.requests.service import DelayRequests

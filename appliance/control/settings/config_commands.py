@@ -30,7 +30,7 @@ from shm.tables.settings_block import SettingsBlock
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidRequestError, InvalidSettingError, TailraceError
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import encode_error, encode_reply
+from tailrace.protocol.json_messages import encode_error, encode_reply
 
 logger = logging.getLogger(__name__)
 

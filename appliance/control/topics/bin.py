@@ -38,7 +38,7 @@ from tailrace.core.errors import (
 )
 from tailrace.format.directory.data_dir import bin_name
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import encode_reply
+from tailrace.protocol.json_messages import encode_reply
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from appliance.control.request_fields import Requester
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidRequestError, TailraceError
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import decode_json, encode_reply
+from tailrace.protocol.json_messages import decode_json, encode_reply
 
 ENTRIES_MAX = 1000
 OFFSETS_MAX = 10_000

@@ -32,7 +32,7 @@ from tailrace.core.error_codes import ErrorCode, code_of
 from tailrace.core.errors import InvalidRequestError, TailraceError
 from tailrace.core.hash_slots import HandOver, missing_sources
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import encode_error
+from tailrace.protocol.json_messages import encode_error
 
 logger = logging.getLogger(__name__)
 

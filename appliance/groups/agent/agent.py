@@ -46,7 +46,7 @@ from shm.tables.control import ProcessSlot
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.directory.data_dir import GROUPS_FILE
 from tailrace.protocol.frame import Api, WireError
-from tailrace.protocol.messages import decode_json, encode_error
+from tailrace.protocol.json_messages import decode_json, encode_error
 
 REQUESTS_AT_ONCE = 256
 READING_NS = 50_000_000

@@ -28,7 +28,7 @@ from shm.tables.control import ProcessSlot
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import StorageError, TailraceError
 from tailrace.protocol.frame import WireError
-from tailrace.protocol.messages import encode_error
+from tailrace.protocol.json_messages import encode_error
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from appliance.groups.base.messages import Answer, Push, Requester, SessionKey
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError
-from tailrace.protocol.messages import encode_error
+from tailrace.protocol.json_messages import encode_error
 
 ANY = "\0any"
 NOTHING = "\0nothing"

@@ -19,7 +19,7 @@ from appliance.groups.share.share_group import ShareGroup
 from appliance.groups.share.share_partition import SharePartition
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidRequestError
-from tailrace.protocol.messages import encode_json
+from tailrace.protocol.json_messages import encode_json
 
 TOPICS_SHOWN = 50
 

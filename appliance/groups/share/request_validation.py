@@ -14,7 +14,7 @@ from appliance.groups.base.limits import OFFSET_MAX, GroupLimits
 from appliance.groups.base.request_validation import settings_in
 from appliance.groups.share.share_partition import OUTCOMES
 from tailrace.core.errors import InvalidRequestError
-from tailrace.protocol.messages import SHARE_RUNS_MAX
+from tailrace.protocol.json_messages import SHARE_RUNS_MAX
 
 RECORDS_MAX = 100_000
 """Limit of max_records in one SHARE_ACQUIRE."""

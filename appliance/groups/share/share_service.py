@@ -49,7 +49,7 @@ from tailrace.core.errors import (
     UnknownMemberError,
 )
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import encode_error, encode_json, encode_reply
+from tailrace.protocol.json_messages import encode_error, encode_json, encode_reply
 
 logger = logging.getLogger(__name__)
 RUN_BYTES_MAX = 140

@@ -21,7 +21,7 @@ from tailrace.core.errors import (
     TailraceError,
     UnknownTransactionalIdError,
 )
-from tailrace.protocol.messages import encode_error
+from tailrace.protocol.json_messages import encode_error
 
 WAIT_NS = 10_000_000_000
 """Time that a request waits for the workers, or for producer ids. A front waits longer."""

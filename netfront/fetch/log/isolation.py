@@ -11,7 +11,7 @@ from __future__ import annotations
 from enum import Enum
 
 from shm.tables.partition_table import PartitionState
-from tailrace.protocol.messages import FETCH_UNCOMMITTED, FLAGGED_FETCH_VERSION
+from tailrace.protocol.fetch_messages import FETCH_UNCOMMITTED, FLAGGED_FETCH_VERSION
 
 
 class Isolation(Enum):

@@ -27,9 +27,9 @@ from netfront.partition_routes import PartitionRoutes
 from netfront.session.time_slicing import UNITS_OF_A_FILE
 from shm.tables.partition_table import CLEANING_NAMES, CleaningState
 from tailrace.core.error_codes import ErrorCode
-from tailrace.protocol import messages
+from tailrace.protocol import lookup_messages
 from tailrace.protocol.frame import WireError
-from tailrace.protocol.messages import TOPICS_AT_ONCE_MAX, ListOffsetsEntry
+from tailrace.protocol.lookup_messages import TOPICS_AT_ONCE_MAX, ListOffsetsEntry
 
 if TYPE_CHECKING:
     from netfront.access.page_tokens import PageTokens
@@ -73,7 +73,7 @@ class MetadataService:
 
         `names_only` lists names, page by page.
         """
-        request = messages.decode_metadata(body)
+        request = lookup_messages.decode_metadata(body)
         yield len(body) // _BYTES_PER_UNIT + 1
         behind: list[bytes] = []
         if request.topics is not None:
@@ -139,7 +139,7 @@ class MetadataService:
         """Return the offsets of partitions, in the order of the request, as far as `principal` may
         describe them.
         """
-        requested = messages.decode_list_offsets(body)
+        requested = lookup_messages.decode_list_offsets(body)
         yield len(body) // _BYTES_PER_UNIT + 1
         pieces = []
         for item in requested:

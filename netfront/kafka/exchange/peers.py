@@ -27,7 +27,7 @@ from netfront.socket.transport import Watched
 from shm.runtime.timing_wheel import NEVER_NS
 from tailrace.core.error_codes import ErrorCode, code_of
 from tailrace.format.crc32c import Readable
-from tailrace.protocol import messages
+from tailrace.protocol import credit_messages, handshake_messages
 from tailrace.protocol.frame import (
     API_VERSIONS,
     PUSH_CORRELATION_ID,
@@ -105,7 +105,10 @@ class Peer:
         if not self.is_shaken:
             self.is_shaken = True
             self._credit_limit = self._sent_bytes = self.received_bytes = 0
-            hello = {"versions": _VERSIONS, "client_id": self.client_id[: messages.CLIENT_ID_MAX]}
+            hello = {
+                "versions": _VERSIONS,
+                "client_id": self.client_id[: handshake_messages.CLIENT_ID_MAX],
+            }
             self._put(Api.HANDSHAKE, [orjson.dumps(hello)], 1)
         if api == Api.PRODUCE:
             self._sent_bytes += sum(map(len, body[1:]))
@@ -132,7 +135,7 @@ class Peer:
         return waiter
 
     def _ask_for_first(self) -> None:
-        self._send(Api.CREDIT, [messages.encode_credit(self._credit_requests[0][0])], None)
+        self._send(Api.CREDIT, [credit_messages.encode_credit(self._credit_requests[0][0])], None)
 
     def _set_credit(self, limit: int) -> None:
         self._credit_limit = limit

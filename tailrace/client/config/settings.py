@@ -23,7 +23,7 @@ from tailrace.client.records.partitioners import plain_name
 from tailrace.client.tracing.setting import TRACING_DOC, check_tracing
 from tailrace.core.errors import InvalidSettingError
 from tailrace.core.transaction_branches import TransactionBranch
-from tailrace.protocol.messages import ISOLATION_LEVELS, READ_COMMITTED
+from tailrace.protocol.fetch_messages import ISOLATION_LEVELS, READ_COMMITTED
 
 READER_SCHEMAS = LATEST_SCHEMA, BATCH_SCHEMA = ("latest", "batch")
 DEFAULT_BOOTSTRAP = "tcp://127.0.0.1:7420"

@@ -39,8 +39,8 @@ from tailrace.core.errors import (
 )
 from tailrace.core.log import logger
 from tailrace.format.crc32c import Readable
+from tailrace.protocol.credit_messages import throttled_ms
 from tailrace.protocol.frame import PUSH_CORRELATION_ID, Api, WireError
-from tailrace.protocol.messages import throttled_ms
 from tailrace.protocol.session import ClientSession, Response, State
 
 if TYPE_CHECKING:

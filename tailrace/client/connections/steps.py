@@ -39,7 +39,7 @@ from tailrace.client.connections.call import PendingCall
 from tailrace.core.errors import error_for
 from tailrace.format.crc32c import Readable
 from tailrace.protocol.frame import Api, WireError
-from tailrace.protocol.messages import decode_json, encode_json
+from tailrace.protocol.json_messages import decode_json, encode_json
 from tailrace.protocol.session import CLIENT_JSON_MAX_BYTES, Response
 
 if TYPE_CHECKING:

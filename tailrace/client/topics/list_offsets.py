@@ -11,8 +11,8 @@ from tailrace.client.connections.steps import Steps
 from tailrace.core.error_codes import ErrorCode, code_of
 from tailrace.core.errors import InvalidRequestError, RequestTimeoutError, error_for
 from tailrace.core.topic_partition import TopicPartition
+from tailrace.protocol.fetch_messages import READ_COMMITTED, READ_UNCOMMITTED
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import READ_COMMITTED, READ_UNCOMMITTED
 
 OFFSETS_AT_ONCE = 1_024
 RETRY_INTERVAL_S = 0.05

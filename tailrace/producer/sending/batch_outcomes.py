@@ -31,7 +31,7 @@ from tailrace.producer.batches.producer_batch import ProducerBatch
 from tailrace.producer.sending.full_disk_log import FullDiskLog
 from tailrace.producer.sending.producer_id import Identity
 from tailrace.producer.sending.topic_change import SlotMapChange, TopicRecreation
-from tailrace.protocol.messages import ProducedEntry
+from tailrace.protocol.produce_messages import ProducedEntry
 
 RETRY_BACKOFF_MAX_MS = 1_000
 RESENDS_BEFORE_NEW_EPOCH = 3

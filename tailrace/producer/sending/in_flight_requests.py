@@ -26,7 +26,7 @@ from tailrace.core.error_codes import ErrorCode
 from tailrace.format.crc32c import Readable
 from tailrace.producer.batches.partition_queue import PartitionQueue
 from tailrace.producer.batches.producer_batch import ProducerBatch
-from tailrace.protocol import messages
+from tailrace.protocol import produce_messages
 from tailrace.protocol.frame import PRODUCE_FRAMES_MAX, WireError
 from tailrace.protocol.session import Response
 
@@ -56,7 +56,7 @@ class InFlightRequest:
     def __init__(self, version: int, bytes_max: int) -> None:
         """`version`: of PRODUCE. In version 1 a request has a single batch."""
         self.version = version
-        self._batches_max = messages.PRODUCE_BATCHES_MAX if version > 1 else 1
+        self._batches_max = produce_messages.PRODUCE_BATCHES_MAX if version > 1 else 1
         self._bytes_max = bytes_max
         self._frame_count = 0
         self._ends_small = False
@@ -93,16 +93,16 @@ class InFlightRequest:
         if self.version < 2:
             ((queue, _, data),) = self.entries
             info = queue.info
-            head = messages.ProduceRequest(
+            head = produce_messages.ProduceRequest(
                 info.topic_id, queue.partition, acks, timeout_ms, info.slot_map_version
             )
-            return [messages.encode_produce(head), data]
+            return [produce_messages.encode_produce(head), data]
         entries = [
             (queue.info.topic_id, queue.partition, queue.info.slot_map_version, len(data))
             for queue, _, data in self.entries
         ]
-        head_frame = messages.encode_produce_batches(
-            messages.ProduceBatches(acks, timeout_ms, entries, self._trace_id())
+        head_frame = produce_messages.encode_produce_batches(
+            produce_messages.ProduceBatches(acks, timeout_ms, entries, self._trace_id())
         )
         if len(self.entries) == 1:
             return [head_frame, self.entries[0].data]
@@ -112,21 +112,23 @@ class InFlightRequest:
         """A trace that a record belongs to; empty if none is known, or the appliance knows no
         traces.
         """
-        if self.version < messages.TRACED_PRODUCE_VERSION:
+        if self.version < produce_messages.TRACED_PRODUCE_VERSION:
             return b""
         return next((batch.trace_id for _, batch, _ in self.entries if batch.trace_id), b"")
 
     def answers_in(
         self, response: Response
-    ) -> Sequence[messages.ProducedEntry | tuple[ErrorCode, str]]:
+    ) -> Sequence[produce_messages.ProducedEntry | tuple[ErrorCode, str]]:
         """The outcome of each batch, from a response. Raises WireError."""
         count = len(self.entries)
         if response.code is not _OK:
             return [(response.code, response.detail())] * count
         if self.version < 2:
-            offset, append_time_us, epoch, flags = messages.decode_produced(response.body[0])
-            return [messages.ProducedEntry(0, flags, epoch, offset, append_time_us)]
-        answers = messages.decode_produced_batches(response.body[0])
+            offset, append_time_us, epoch, flags = produce_messages.decode_produced(
+                response.body[0]
+            )
+            return [produce_messages.ProducedEntry(0, flags, epoch, offset, append_time_us)]
+        answers = produce_messages.decode_produced_batches(response.body[0])
         if len(answers) != count:
             raise WireError(
                 ErrorCode.MALFORMED_REQUEST,

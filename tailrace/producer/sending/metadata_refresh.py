@@ -17,7 +17,7 @@ from tailrace.client.topics.topic_metadata import TopicInfo, topics_from_metadat
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import decode_json, encode_json
+from tailrace.protocol.json_messages import decode_json, encode_json
 from tailrace.protocol.session import Response
 
 TOPICS_MAX = 100

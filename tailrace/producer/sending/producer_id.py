@@ -18,7 +18,7 @@ from tailrace.core.errors import error_for
 from tailrace.format.record_batch.batch_header import NO_PRODUCER
 from tailrace.producer.batches.accumulator import RecordAccumulator
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import decode_json, encode_json
+from tailrace.protocol.json_messages import decode_json, encode_json
 from tailrace.protocol.session import Response
 
 

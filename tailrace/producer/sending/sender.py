@@ -32,8 +32,9 @@ from tailrace.producer.sending.in_flight_requests import Entry, InFlightRequest,
 from tailrace.producer.sending.metadata_refresh import MetadataRefresh
 from tailrace.producer.sending.producer_id import Identity, MakeIdentity, ProducerIdAndEpoch
 from tailrace.producer.sending.topic_change import SlotMapChange, TopicRecreation
+from tailrace.protocol.credit_messages import encode_credit
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import ACKS_ALL, encode_credit
+from tailrace.protocol.produce_messages import ACKS_ALL
 from tailrace.protocol.session import Response
 
 if TYPE_CHECKING:

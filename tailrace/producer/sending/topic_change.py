@@ -41,7 +41,7 @@ from tailrace.producer.batches.batch_split import rerouted
 from tailrace.producer.batches.partition_queue import PartitionQueue
 from tailrace.producer.batches.producer_batch import ProducerBatch
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import decode_json, encode_json
+from tailrace.protocol.json_messages import decode_json, encode_json
 from tailrace.protocol.session import Response
 
 SLOT_MAP_RETRY_NS = 20 * NS_PER_MS

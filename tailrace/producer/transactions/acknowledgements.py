@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tailrace.core.errors import InvalidRequestError
 from tailrace.core.records import Record
-from tailrace.protocol.messages import SHARE_RUNS_MAX
+from tailrace.protocol.json_messages import SHARE_RUNS_MAX
 
 if TYPE_CHECKING:
     from tailrace.client.records.attached_records import AttachedMember, AttachedRecords

@@ -21,7 +21,7 @@ from tailrace.producer.batches.accumulator import NS_PER_MS
 from tailrace.producer.transactions.branch_state import BranchState
 from tailrace.producer.transactions.identity import CoordinatedIdentity
 from tailrace.protocol.frame import Api, WireError
-from tailrace.protocol.messages import decode_json, encode_json
+from tailrace.protocol.json_messages import decode_json, encode_json
 from tailrace.protocol.session import Response
 
 RETRY_NS = 20 * NS_PER_MS

@@ -15,7 +15,7 @@ from tailrace.core.errors import MalformedRequestError, RequestTimeoutError, Tai
 from tailrace.producer.batches.accumulator import NS_PER_MS
 from tailrace.producer.sending.sender_thread import SenderThread
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import encode_json
+from tailrace.protocol.json_messages import encode_json
 from tailrace.protocol.session import Response
 
 PAUSE_NS = 2 * NS_PER_MS

@@ -30,7 +30,7 @@ from tailrace.core.errors import (
 from tailrace.producer.batches.accumulator import NS_PER_MS, RecordAccumulator
 from tailrace.producer.transactions.state import Call, TransactionState
 from tailrace.protocol.frame import Api, WireError
-from tailrace.protocol.messages import decode_json, encode_json
+from tailrace.protocol.json_messages import decode_json, encode_json
 from tailrace.protocol.session import Response
 
 if TYPE_CHECKING:

@@ -66,7 +66,7 @@ from tailrace.producer.transactions.delay_changes import change_delays
 from tailrace.producer.transactions.offsets import groups_json, metadata_of
 from tailrace.producer.transactions.state import ALLOWED, Call, State, TransactionState
 from tailrace.protocol.frame import JSON_MAX_BYTES, Api
-from tailrace.protocol.messages import encode_json
+from tailrace.protocol.json_messages import encode_json
 from tailrace.protocol.session import Response
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from netfront.fetch.log.log_reader import LogReader
 from tailrace import Consumer, TopicPartition
 from tailrace.client.connections.runtime import Runtime
 from tailrace.format.crc32c import Readable
-from tailrace.protocol import messages as requests
+from tailrace.protocol import fetch_messages
 from tailrace.protocol.frame import Api
 from tests.kit.batches import TOPIC_ID
 from tests.kit.log_files.transaction_logs import TransactionLog
@@ -92,15 +92,15 @@ class FileFront(FakeFront):
         offset: int = 0,
         *,
         flags: int = 0,
-        version: int = requests.FETCH_VERSION,
+        version: int = fetch_messages.FETCH_VERSION,
         max_bytes: int = 1 << 20,
         max_wait_ms: int = 0,
         min_bytes: int = 1,
-    ) -> tuple[requests.FetchedEntry, memoryview]:
+    ) -> tuple[fetch_messages.FetchedEntry, memoryview]:
         """The answer to one FETCH of the first partition."""
-        entry = requests.FetchEntry(TOPIC_ID, 0, -1, offset, max_bytes, flags)
-        request = requests.FetchRequest(max_wait_ms, min_bytes, max_bytes, 0, [entry])
-        number = client.send(Api.FETCH, requests.encode_fetch(request), version=version)
+        entry = fetch_messages.FetchEntry(TOPIC_ID, 0, -1, offset, max_bytes, flags)
+        request = fetch_messages.FetchRequest(max_wait_ms, min_bytes, max_bytes, 0, [entry])
+        number = client.send(Api.FETCH, fetch_messages.encode_fetch(request), version=version)
         self.settle()
         heard = client.heard()
         while number not in heard:
@@ -108,7 +108,7 @@ class FileFront(FakeFront):
             self.pool.done, self.pool.submitted = self.pool.submitted, []
             self.step(100)
             heard = client.heard()
-        return requests.decode_fetched(heard[number][1], version)[0]
+        return fetch_messages.decode_fetched(heard[number][1], version)[0]
 
 
 class Socket:

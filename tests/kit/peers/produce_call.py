@@ -9,7 +9,7 @@ from tailrace.client.connections.steps import call_now
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode, code_of
 from tailrace.core.errors import error_for
 from tailrace.format.crc32c import Readable
-from tailrace.protocol import messages as requests
+from tailrace.protocol import produce_messages
 from tailrace.protocol.frame import Api
 
 
@@ -20,15 +20,17 @@ def produce(
     *,
     partition: int = 0,
     timeout_ms: int = 1_000,
-) -> requests.ProducedEntry:
+) -> produce_messages.ProducedEntry:
     """What became of it, acks=all. Raises what its refusal says."""
-    head = requests.ProduceBatches(
-        requests.ACKS_ALL, timeout_ms, [requests.ProduceEntry(topic_id, partition, 0, len(batch))]
+    head = produce_messages.ProduceBatches(
+        produce_messages.ACKS_ALL,
+        timeout_ms,
+        [produce_messages.ProduceEntry(topic_id, partition, 0, len(batch))],
     )
     answer = call_now(
-        connection, Api.PRODUCE, [requests.encode_produce_batches(head), batch], 20_000
+        connection, Api.PRODUCE, [produce_messages.encode_produce_batches(head), batch], 20_000
     )
-    (entry,) = requests.decode_produced_batches(answer.body[0])
+    (entry,) = produce_messages.decode_produced_batches(answer.body[0])
     if entry.error:
         code: ErrorCode = code_of(entry.error)
         raise error_for(code, ERROR_TABLE[code].meaning)

@@ -14,7 +14,7 @@ from tailrace.client.connections.credentials import Credentials
 from tailrace.client.connections.handshake_probe import set_credentials
 from tailrace.core.error_codes import ErrorCode, code_of
 from tailrace.format.crc32c import Readable
-from tailrace.protocol import messages as requests
+from tailrace.protocol import fetch_messages, produce_messages
 from tailrace.protocol.frame import (
     API_VERSIONS,
     PUSH_CORRELATION_ID,
@@ -140,23 +140,29 @@ class RawClient:
         which batches a new frame begins; none: one frame.
         """
         entries = [
-            requests.ProduceEntry(topic_id, partition, 0, len(batch))
+            produce_messages.ProduceEntry(topic_id, partition, 0, len(batch))
             for topic_id, partition, batch in batches
         ]
-        head = requests.encode_produce_batches(requests.ProduceBatches(acks, timeout_ms, entries))
+        head = produce_messages.encode_produce_batches(
+            produce_messages.ProduceBatches(acks, timeout_ms, entries)
+        )
         ends = [0, *cuts, len(batches)]
         frames = [b"".join(bytes(batch) for _, _, batch in batches[a:b]) for a, b in pairwise(ends)]
         return self.send(Api.PRODUCE, head, *frames, version=2)
 
-    def produced(self, correlation_id: int) -> tuple[ErrorCode, list[requests.ProducedEntry]]:
+    def produced(
+        self, correlation_id: int
+    ) -> tuple[ErrorCode, list[produce_messages.ProducedEntry]]:
         code, body = self.answer(correlation_id)
-        return code, requests.decode_produced_batches(body[0]) if code is ErrorCode.OK else []
+        return code, produce_messages.decode_produced_batches(
+            body[0]
+        ) if code is ErrorCode.OK else []
 
-    def fetch(self, request: requests.FetchRequest) -> int:
-        return self.send(Api.FETCH, requests.encode_fetch(request))
+    def fetch(self, request: fetch_messages.FetchRequest) -> int:
+        return self.send(Api.FETCH, fetch_messages.encode_fetch(request))
 
     def fetched(
         self, correlation_id: int
-    ) -> tuple[ErrorCode, list[tuple[requests.FetchedEntry, memoryview]]]:
+    ) -> tuple[ErrorCode, list[tuple[fetch_messages.FetchedEntry, memoryview]]]:
         code, body = self.answer(correlation_id)
-        return code, requests.decode_fetched(body) if code is ErrorCode.OK else []
+        return code, fetch_messages.decode_fetched(body) if code is ErrorCode.OK else []

@@ -20,7 +20,8 @@ from tailrace.format.crc32c import Readable
 from tailrace.format.record_batch.batch_header import BatchHeader, checksum_seed, verify_batch
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message
 from tailrace.producer.producer import Producer
-from tailrace.protocol import messages as requests
+from tailrace.protocol import json_messages as requests
+from tailrace.protocol import produce_messages
 from tailrace.protocol.frame import Api, decode_request_header, encode_response
 
 TOPIC_ID = bytes(range(16))
@@ -72,11 +73,11 @@ class Asked:
         self.correlation_id = correlation_id
         self.frame_count = len(body) - 1
         if version < 2:
-            self.acks = requests.decode_produce(body[0]).acks
-            entries = [(requests.decode_produce(body[0]).partition, len(body[1]))]
+            self.acks = produce_messages.decode_produce(body[0]).acks
+            entries = [(produce_messages.decode_produce(body[0]).partition, len(body[1]))]
         else:
-            head = requests.decode_produce_batches(body[0])
-            assert len(requests.cut_batches(head.entries, body[1:])) == len(head.entries), (
+            head = produce_messages.decode_produce_batches(body[0])
+            assert len(produce_messages.cut_batches(head.entries, body[1:])) == len(head.entries), (
                 "a batch lies across two frames"
             )
             self.acks = head.acks
@@ -194,14 +195,14 @@ class ScriptedFront:
             if code is ErrorCode.OK:
                 offset = self._next_offsets.get(partition, 0)
                 self._next_offsets[partition] = offset + header.record_count
-            results.append(requests.ProducedEntry(code, 0, 0, offset, 5))
+            results.append(produce_messages.ProducedEntry(code, 0, 0, offset, 5))
         if asked.version >= 2:
             self._reply(
                 Api.PRODUCE,
                 2,
                 asked.correlation_id,
                 ErrorCode.OK,
-                requests.encode_produced_batches(results),
+                produce_messages.encode_produced_batches(results),
             )
         elif results[0].error:
             self._reply(
@@ -213,7 +214,9 @@ class ScriptedFront:
                 1,
                 asked.correlation_id,
                 0,
-                requests.encode_produced(requests.ProduceResponse(results[0].base_offset, 5, 0, 0)),
+                produce_messages.encode_produced(
+                    produce_messages.ProduceResponse(results[0].base_offset, 5, 0, 0)
+                ),
             )
         return asked
 

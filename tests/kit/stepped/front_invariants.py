@@ -16,7 +16,7 @@ from netfront.session.sessions import Sessions
 from netfront.session.time_slicing import STARTED_MAX, TimeSlicer
 from netfront.socket.flow_control import CreditLedger
 from shm.messages.lane_messages import LaneKind
-from tailrace.protocol.messages import is_answered
+from tailrace.protocol.produce_messages import is_answered
 
 
 def check_front(front: Front) -> None:

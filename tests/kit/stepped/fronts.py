@@ -40,7 +40,8 @@ from shm.tables.control import Control, ProcessSlot
 from shm.tables.partition_table import PartitionState
 from tailrace.core.error_codes import ErrorCode, code_of
 from tailrace.format.crc32c import Readable
-from tailrace.protocol import messages as requests
+from tailrace.protocol import fetch_messages, produce_messages
+from tailrace.protocol import json_messages as requests
 from tailrace.protocol.frame import (
     API_VERSIONS,
     PUSH_CORRELATION_ID,
@@ -463,9 +464,12 @@ class FakeClient:
     ) -> int:
         """A PRODUCE request of version 2, its batches in one frame."""
         entries = [
-            requests.ProduceEntry(a.topic_id, a.partition, 0, len(batch)) for a, batch in batches
+            produce_messages.ProduceEntry(a.topic_id, a.partition, 0, len(batch))
+            for a, batch in batches
         ]
-        head = requests.encode_produce_batches(requests.ProduceBatches(acks, timeout_ms, entries))
+        head = produce_messages.encode_produce_batches(
+            produce_messages.ProduceBatches(acks, timeout_ms, entries)
+        )
         return self.send(Api.PRODUCE, head, b"".join(batch for _, batch in batches))
 
     def send_json(self, api: int, value: dict[str, Any]) -> int:
@@ -481,12 +485,13 @@ class FakeClient:
         max_bytes: int = 1 << 20,
     ) -> int:
         entries = [
-            requests.FetchEntry(a.topic_id, a.partition, -1, offset, max_bytes) for a in requested
+            fetch_messages.FetchEntry(a.topic_id, a.partition, -1, offset, max_bytes)
+            for a in requested
         ]
         return self.send(
             Api.FETCH,
-            requests.encode_fetch(
-                requests.FetchRequest(max_wait_ms, min_bytes, max_bytes, 0, entries)
+            fetch_messages.encode_fetch(
+                fetch_messages.FetchRequest(max_wait_ms, min_bytes, max_bytes, 0, entries)
             ),
         )
 

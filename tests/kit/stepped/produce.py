@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tailrace.core.error_codes import ErrorCode
-from tailrace.protocol import messages as requests
+from tailrace.protocol import produce_messages
 from tests.kit.stepped.fronts import message_of
 
-TIMED_OUT = requests.ProducedEntry(ErrorCode.TIMED_OUT, 0, -1, -1, -1)
+TIMED_OUT = produce_messages.ProducedEntry(ErrorCode.TIMED_OUT, 0, -1, -1, -1)
 
 
 def batch(number: int, size: int = 200) -> bytes:
@@ -18,10 +18,10 @@ def number_of(data: bytes) -> int:
     return int.from_bytes(data[:4], "little")
 
 
-def produced(answer: tuple[ErrorCode, list[bytes]]) -> list[requests.ProducedEntry]:
+def produced(answer: tuple[ErrorCode, list[bytes]]) -> list[produce_messages.ProducedEntry]:
     """What became of the batches of a request that was not refused as a whole."""
     assert answer[0] is ErrorCode.OK, message_of(answer)
-    return requests.decode_produced_batches(answer[1][0])
+    return produce_messages.decode_produced_batches(answer[1][0])
 
 
 def codes(answer: tuple[ErrorCode, list[bytes]]) -> list[ErrorCode]:

@@ -22,8 +22,8 @@ from tailrace.format.segments.transaction_index import (
     AbortedTransaction,
     encode_entry,
 )
+from tailrace.protocol.fetch_messages import FETCH_UNCOMMITTED, FETCHED_GAPS
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import FETCH_UNCOMMITTED, FETCHED_GAPS
 from tests.kit.batches import TIME_US
 from tests.kit.log_files.file_fronts import KEY, FileFront
 from tests.kit.log_files.transaction_logs import FIRST_ID, grow

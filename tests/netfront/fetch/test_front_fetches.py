@@ -12,7 +12,7 @@ from netfront.fetch import fetch_progress
 from netfront.fetch import fetch_service as fetches
 from netfront.fetch import purgatory as purgatory
 from tailrace.core.error_codes import ErrorCode
-from tailrace.protocol import messages as requests
+from tailrace.protocol import fetch_messages
 from tests.kit.stepped.fronts import FakeClient, FakeFront
 
 
@@ -56,7 +56,7 @@ def test_a_batch_that_settles_costs_a_wide_waiting_fetch_of_other_partitions_not
     world.settle()
     answers = client.heard()
     assert set(answers) == set(asked)
-    entries = requests.decode_fetched(answers[asked[0]][1])
+    entries = fetch_messages.decode_fetched(answers[asked[0]][1])
     assert [bytes(data) for _, data in entries if len(data)] == [b"x"]
     assert len(entries) == 4_096
 
@@ -97,8 +97,11 @@ def test_fetches_of_a_dropped_partition_are_answered_and_forgotten(
     world.settle()
     heard = client.heard()
     assert set(heard) == {*waiting, wide}
-    assert requests.decode_fetched(heard[waiting[0]][1])[0][0].error == ErrorCode.UNKNOWN_TOPIC_ID
-    assert {entry.error for entry, _ in requests.decode_fetched(heard[wide][1])} == {
+    assert (
+        fetch_messages.decode_fetched(heard[waiting[0]][1])[0][0].error
+        == ErrorCode.UNKNOWN_TOPIC_ID
+    )
+    assert {entry.error for entry, _ in fetch_messages.decode_fetched(heard[wide][1])} == {
         ErrorCode.UNKNOWN_TOPIC_ID,
         ErrorCode.OK,
     }
@@ -140,7 +143,7 @@ def test_when_all_clients_have_much_unread_who_has_nothing_gets_little_and_nobod
     world.transport.others_unsent = fetch_progress.UNSENT_MAX_BYTES
     asked = client.fetch(topic, max_bytes=4 << 20)
     world.settle()
-    ((entry, data),) = requests.decode_fetched(client.heard()[asked][1])
+    ((entry, data),) = fetch_messages.decode_fetched(client.heard()[asked][1])
     assert entry.error == 0
     assert 200_000 <= len(data) <= fetch_progress.SCARCE_BYTES
     world.transport.others_unsent = fetch_progress.UNSENT_HARD_MAX_BYTES
@@ -150,7 +153,7 @@ def test_when_all_clients_have_much_unread_who_has_nothing_gets_little_and_nobod
     assert not client.heard()
     world.transport.others_unsent = 0
     world.step(after_ms=5)
-    assert len(requests.decode_fetched(client.heard()[asked][1])[0][1]) == 2_000_000
+    assert len(fetch_messages.decode_fetched(client.heard()[asked][1])[0][1]) == 2_000_000
 
 
 def test_a_fetch_that_wants_more_bytes_counts_what_comes_and_reads_it_twice_at_most(
@@ -164,7 +167,7 @@ def test_a_fetch_that_wants_more_bytes_counts_what_comes_and_reads_it_twice_at_m
         world.append(topic[0], bytes(10))
     assert not client.heard()
     world.append(topic[0], bytes(10))
-    ((_, data),) = requests.decode_fetched(client.heard()[asked][1])
+    ((_, data),) = fetch_messages.decode_fetched(client.heard()[asked][1])
     assert len(data) == 1_000
 
 
@@ -178,7 +181,7 @@ def test_a_fetch_that_wants_more_bytes_is_answered_with_what_there_is_when_its_t
     world.append(topic[0], bytes(10))
     assert not client.heard()
     world.step(after_ms=101)
-    assert len(requests.decode_fetched(client.heard()[asked][1])[0][1]) == 20
+    assert len(fetch_messages.decode_fetched(client.heard()[asked][1])[0][1]) == 20
 
 
 def test_a_fetch_that_names_a_partition_twice_is_refused(
@@ -217,4 +220,6 @@ def test_a_fetch_that_meets_too_few_descriptors_is_told_to_ask_again(
     world.log.failure = OSError(errno.EMFILE, "too many open files")
     asked = client.fetch(topic)
     world.settle()
-    assert requests.decode_fetched(client.heard()[asked][1])[0][0].error == ErrorCode.NOT_READY
+    assert (
+        fetch_messages.decode_fetched(client.heard()[asked][1])[0][0].error == ErrorCode.NOT_READY
+    )

@@ -14,7 +14,7 @@ from netfront.fetch.log.read_result import LogReadError
 from netfront.fetch.read_ahead import ReadAhead
 from shm.messages.lane_messages import Assignment
 from tailrace.core.error_codes import ErrorCode
-from tailrace.protocol import messages as requests
+from tailrace.protocol import fetch_messages
 from tests.kit.stepped.fronts import FakeClient, FakeFront
 
 ROOM = 4
@@ -28,7 +28,7 @@ def ahead(world: FakeFront) -> ReadAhead:
 def data_of(client: FakeClient, asked: int) -> bytes:
     code, body = client.heard()[asked]
     assert code is ErrorCode.OK
-    ((_, data),) = requests.decode_fetched(body)
+    ((_, data),) = fetch_messages.decode_fetched(body)
     return bytes(data)
 
 

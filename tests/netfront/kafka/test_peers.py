@@ -5,7 +5,7 @@ from __future__ import annotations
 from netfront.kafka.exchange.peers import Peer, PeerTransport
 from netfront.kafka.exchange.waiter import Steps, Task
 from netfront.socket.flow_control import Credit, CreditLedger
-from tailrace.protocol import messages
+from tailrace.protocol import credit_messages
 from tailrace.protocol.frame import (
     PUSH_CORRELATION_ID,
     Api,
@@ -37,7 +37,7 @@ class FakeFront:
             self.transport_identity = request[0]
             header = decode_request_header(request[1])
             if header.api == Api.CREDIT:
-                asked = messages.decode_credit(request[2])
+                asked = credit_messages.decode_credit(request[2])
                 self.asks.append(asked)
                 self.push(self.ledger.ask(self.credit, asked))
             elif header.api == Api.PRODUCE:

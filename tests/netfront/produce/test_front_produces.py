@@ -17,7 +17,7 @@ from netfront.socket.flow_control import CreditLedger
 from shm.memory.layout import FLAG_DUPLICATE, ProcessWord
 from shm.messages.lane_messages import Assignment
 from tailrace.core.error_codes import ErrorCode
-from tailrace.protocol import messages as requests
+from tailrace.protocol import produce_messages
 from tests.kit.stepped.fronts import FakeClient, FakeFront, message_of
 from tests.kit.stepped.produce import TIMED_OUT, batch, codes, number_of, produced
 
@@ -42,7 +42,7 @@ def waiting_count(world: FakeFront) -> int:
 # ---- answers -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("acks", [1, requests.ACKS_ALL])
+@pytest.mark.parametrize("acks", [1, produce_messages.ACKS_ALL])
 def test_answers_stand_in_the_order_of_the_request_whatever_order_they_come_in(
     world: FakeFront, client: FakeClient, topic: list[Assignment], acks: int
 ) -> None:
@@ -66,7 +66,7 @@ def test_answers_stand_in_the_order_of_the_request_whatever_order_they_come_in(
 def test_what_a_worker_refuses_and_what_it_has_already_is_said_of_that_batch(
     world: FakeFront, client: FakeClient, topic: list[Assignment]
 ) -> None:
-    asked = client.produce([(topic[0], batch(n)) for n in range(3)], acks=requests.ACKS_ALL)
+    asked = client.produce([(topic[0], batch(n)) for n in range(3)], acks=produce_messages.ACKS_ALL)
     world.settle()
     (first, _), (second, _), (third, _) = world.workers[0].acquire_all()
     world.workers[0].answer(first, flags=FLAG_DUPLICATE)
@@ -75,7 +75,7 @@ def test_what_a_worker_refuses_and_what_it_has_already_is_said_of_that_batch(
     world.settle()
     entries = produced(client.heard()[asked])
     assert [(entry.error, entry.flags) for entry in entries] == [
-        (0, requests.PRODUCED_DUPLICATE),
+        (0, produce_messages.PRODUCED_DUPLICATE),
         (ErrorCode.OUT_OF_ORDER_SEQUENCE, 0),
         (0, 0),
     ]
@@ -274,7 +274,7 @@ def test_a_full_lane_holds_back_its_own_batches_their_credit_and_their_answer_al
     fill = LANE_BYTES // 1_088  # what a batch of 1,000 bytes takes in a lane
     filled = client.produce(
         [(topic[0], batch(n, 1_000)) for n in range(fill)],
-        acks=requests.ACKS_ALL,
+        acks=produce_messages.ACKS_ALL,
         timeout_ms=60_000,
     )
     world.settle()
@@ -330,7 +330,7 @@ def test_batches_without_an_answer_are_bounded_and_a_request_beyond_is_refused_a
 
 def test_the_limits_leave_room_for_five_requests_to_every_partition_there_may_be() -> None:
     assert 5 * 4_096 < produce_service.SESSION_PRODUCES_MAX < produce_service.PRODUCES_MAX
-    assert requests.PRODUCE_BATCHES_MAX <= 1 << TOKEN_INDEX_BITS
+    assert produce_messages.PRODUCE_BATCHES_MAX <= 1 << TOKEN_INDEX_BITS
 
 
 def test_a_client_that_goes_in_the_middle_leaves_nothing_and_its_batches_are_appended(

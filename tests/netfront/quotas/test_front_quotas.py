@@ -18,7 +18,7 @@ from netfront.socket.flow_control import CreditLedger
 from shm.memory.layout import ProcessWord
 from shm.messages.lane_messages import Assignment
 from tailrace.core.error_codes import ErrorCode
-from tailrace.protocol import messages as requests
+from tailrace.protocol import credit_messages, fetch_messages
 from tailrace.protocol.frame import PUSH_CORRELATION_ID, Api, decode_response_header
 from tests.kit.stepped.fronts import FakeClient, FakeFront, message_of
 from tests.kit.stepped.produce import batch, codes
@@ -79,8 +79,8 @@ def test_a_producer_beyond_its_rate_gets_its_credit_later_and_is_told() -> None:
     use(world, "client=slow producer_byte_rate=100")
     slow, free = world.connect(b"slow"), world.connect(b"free")
     assert limit_of(world, slow) == 100
-    slow.send(Api.CREDIT, requests.encode_credit(400))
-    free.send(Api.CREDIT, requests.encode_credit(400))
+    slow.send(Api.CREDIT, credit_messages.encode_credit(400))
+    free.send(Api.CREDIT, credit_messages.encode_credit(400))
     world.settle()
     assert limit_of(world, slow) == 100
     assert limit_of(world, free) >= 400
@@ -90,13 +90,13 @@ def test_a_producer_beyond_its_rate_gets_its_credit_later_and_is_told() -> None:
     assert limit_of(world, slow) >= 400, "the balance is positive: a whole batch passes"
     assert pushes(world, slow) == [{"throttled": "producer_byte_rate", "ms": 25}]
     assert pushes(world, free) == []
-    slow.send(Api.CREDIT, requests.encode_credit(400))
+    slow.send(Api.CREDIT, credit_messages.encode_credit(400))
     world.settle()
     before = limit_of(world, slow)
     topic = world.add_topic("t", 1)[0]
     slow.produce([(topic, bytes(400))])
     world.settle()
-    slow.send(Api.CREDIT, requests.encode_credit(400))
+    slow.send(Api.CREDIT, credit_messages.encode_credit(400))
     world.step(after_ms=2_000)
     assert limit_of(world, slow) == before, "the debt is four seconds' worth"
     world.step(after_ms=3_000)
@@ -129,19 +129,19 @@ def test_a_changed_rate_is_used_by_who_waits_already() -> None:
     use(world, "client=* producer_byte_rate=1")
     client = world.connect(b"c")
     for _ in range(2):
-        client.send(Api.CREDIT, requests.encode_credit(1 << 15))
+        client.send(Api.CREDIT, credit_messages.encode_credit(1 << 15))
         world.settle()
         world.step(after_ms=1_100)
     topic = world.add_topic("t", 1)[0]
     client.produce([(topic, bytes(limit_of(world, client)))])
-    client.send(Api.CREDIT, requests.encode_credit(1 << 15))
+    client.send(Api.CREDIT, credit_messages.encode_credit(1 << 15))
     world.settle()
     before = limit_of(world, client)
     use(world, "client=* producer_byte_rate=1000000")
     world.step(after_ms=100)
     assert limit_of(world, client) >= before + (1 << 15)
     use(world)
-    client.send(Api.CREDIT, requests.encode_credit(1 << 15))
+    client.send(Api.CREDIT, credit_messages.encode_credit(1 << 15))
     world.settle()
     session = world.front._sessions.by_identity(client.identity)
     assert session is not None
@@ -188,13 +188,13 @@ def test_a_consumer_beyond_its_rate_is_answered_without_batches_at_its_max_wait(
         world.step(after_ms=900)
         code, body = slow.heard()[asked]
         assert code is ErrorCode.OK
-        assert [len(data) for _, data in requests.decode_fetched(body)] == [0]
+        assert [len(data) for _, data in fetch_messages.decode_fetched(body)] == [0]
     assert not any(gate.waiting for gate in service_of(world.front)._gates.values())
 
 
 def sizes(world: FakeFront, client: FakeClient, asked: int) -> list[int]:
     world.settle()
-    return [len(data) for _, data in requests.decode_fetched(client.heard()[asked][1])]
+    return [len(data) for _, data in fetch_messages.decode_fetched(client.heard()[asked][1])]
 
 
 def test_fetches_that_wait_for_a_quota_go_on_when_it_is_removed_and_end_with_their_session(

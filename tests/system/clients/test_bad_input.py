@@ -40,7 +40,8 @@ from tailrace.core.errors import (
     UnsupportedBatchError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tailrace.protocol import messages as requests
+from tailrace.protocol import json_messages as requests
+from tailrace.protocol import produce_messages
 from tailrace.protocol.frame import Api, RequestHeader, decode_response_header, encode_request
 from tests.kit.batches import make_batch, with_wild_buffer
 from tests.kit.peers.produce_call import produce
@@ -184,7 +185,7 @@ def test_a_frame_that_does_not_match_the_schema(appliance: EmbeddedAppliance, to
 
 def produce_raw(
     appliance: EmbeddedAppliance, name: str, batch: bytes | bytearray
-) -> requests.ProducedEntry:
+) -> produce_messages.ProducedEntry:
     """Send bytes as a batch, past the SDK."""
     with Admin(appliance.address) as admin:
         info = admin.topic_info([name])[name]

@@ -15,7 +15,7 @@ from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.error_codes import ErrorCode
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.format.crc32c import Readable
-from tailrace.protocol import messages as requests
+from tailrace.protocol import produce_messages
 from tailrace.protocol.frame import API_VERSIONS, Api
 from tests.kit.batches import make_batch
 from tests.kit.peers.raw_client import RawClient
@@ -50,7 +50,7 @@ def batch_for(
     )
 
 
-@pytest.mark.parametrize("acks", [1, requests.ACKS_ALL])
+@pytest.mark.parametrize("acks", [1, produce_messages.ACKS_ALL])
 def test_batches_of_many_partitions_are_answered_together_in_the_order_of_the_request(
     appliance: EmbeddedAppliance, info: TopicInfo, acks: int
 ) -> None:
@@ -71,7 +71,7 @@ def test_a_partition_several_times_in_a_request_is_appended_in_its_order_and_a_r
 ) -> None:
     batches = [batch_for(info, 1, 2, producer_id=5, sequence=2 * n) for n in range(3)]
     with RawClient(appliance.address) as client:
-        for flags in (0, requests.PRODUCED_DUPLICATE):
+        for flags in (0, produce_messages.PRODUCED_DUPLICATE):
             code, entries = client.produced(client.produce([*batches, batch_for(info, 0)]))
             assert code is ErrorCode.OK
             assert [(entry.error, entry.flags, entry.base_offset) for entry in entries[:3]] == [
@@ -111,13 +111,13 @@ def test_a_client_that_knows_version_1_only_is_served_and_told_so(
 ) -> None:
     with RawClient(appliance.address, versions={**API_VERSIONS, Api.PRODUCE: (1, 1)}) as client:
         assert client.versions[Api.PRODUCE] == 1
-        head = requests.encode_produce(
-            requests.ProduceRequest(info.topic_id, 2, requests.ACKS_ALL, 30_000)
+        head = produce_messages.encode_produce(
+            produce_messages.ProduceRequest(info.topic_id, 2, produce_messages.ACKS_ALL, 30_000)
         )
         for offset in range(2):
             code, body = client.answer(client.send(Api.PRODUCE, head, batch_for(info, 2)[2]))
             assert code is ErrorCode.OK
-            assert requests.decode_produced(body[0]).base_offset == offset
+            assert produce_messages.decode_produced(body[0]).base_offset == offset
     with RawClient(appliance.address, versions={**API_VERSIONS, Api.PRODUCE: (1, 9)}) as client:
         assert client.versions[Api.PRODUCE] == API_VERSIONS[Api.PRODUCE][1]
 

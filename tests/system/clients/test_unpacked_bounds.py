@@ -23,7 +23,7 @@ from tailrace.format.record_batch.batch_header import (
     read_header,
 )
 from tailrace.kernel.reference_arrow import default_rows, null_headers
-from tailrace.protocol import messages as requests
+from tailrace.protocol import produce_messages
 from tests.kit.batches import make_batch, reseal
 from tests.kit.peers.produce_call import produce
 
@@ -44,7 +44,7 @@ def info_of(appliance: EmbeddedAppliance, name: str) -> TopicInfo:
 
 def produce_raw(
     appliance: EmbeddedAppliance, info: TopicInfo, batch: bytes | bytearray
-) -> requests.ProducedEntry:
+) -> produce_messages.ProducedEntry:
     connection = Connection(appliance.address, "raw")
     try:
         return produce(connection, info.topic_id, batch)

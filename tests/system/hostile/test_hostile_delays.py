@@ -27,7 +27,7 @@ from tailrace.format.record_batch.arrow_metadata import ArrowMetadataError, read
 from tailrace.format.record_batch.batch_header import BatchHeader, checksum_seed
 from tailrace.format.schema import delay_schema, to_message
 from tailrace.kernel.reference_arrow import default_rows
-from tailrace.protocol import messages as requests
+from tailrace.protocol import json_messages as requests
 from tailrace.protocol.frame import Api
 from tests.kit.peers.produce_call import produce
 from tests.kit.processes import HANG_LIMIT_S, wait_until

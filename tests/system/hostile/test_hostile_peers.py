@@ -25,9 +25,10 @@ from tailrace.core.records import Record
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tailrace.producer.producer import Producer
-from tailrace.protocol import messages as requests
+from tailrace.protocol import fetch_messages, produce_messages
+from tailrace.protocol import json_messages as requests
+from tailrace.protocol.fetch_messages import FetchEntry, FetchRequest
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import FetchEntry, FetchRequest
 from tests.kit.peers.raw_zmtp import RawPeer, crowd, frame, message
 from tests.kit.processes import HANG_LIMIT_S, children, shared_memory, wait_until
 
@@ -231,7 +232,7 @@ def fill(address: str, topic: str) -> bytes:
 
 
 def fetch_all(topic_id: bytes, received: int) -> bytes:
-    return requests.encode_fetch(
+    return fetch_messages.encode_fetch(
         FetchRequest(0, 1, 16 * MIB, received, [FetchEntry(topic_id, 1, -1, 0, 16 * MIB)])
     )
 
@@ -269,7 +270,7 @@ def test_frozen_readers_do_not_keep_the_buffers_of_others(
         for number in range(50):
             reader.request(Api.FETCH, [fetch_all(topic_id, received)], 10 + number)
             received += sum(
-                len(data) for _, data in requests.decode_fetched(reader.receive_message()[1:])
+                len(data) for _, data in fetch_messages.decode_fetched(reader.receive_message()[1:])
             )
         assert received > 600 * MIB
 
@@ -358,7 +359,9 @@ def test_however_many_connections_send_what_is_held_is_bounded(topic: str) -> No
             os.kill(pid, signal.SIGSTOP)
         try:
             body = [
-                requests.encode_produce(requests.ProduceRequest(topic_id, 0, 1, 60_000)),
+                produce_messages.encode_produce(
+                    produce_messages.ProduceRequest(topic_id, 0, 1, 60_000)
+                ),
                 bytes(900_000),
             ]
 

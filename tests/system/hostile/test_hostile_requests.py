@@ -17,9 +17,9 @@ import pytest
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tailrace.core.error_codes import ErrorCode
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
-from tailrace.protocol import messages as requests
+from tailrace.protocol import json_messages as requests
+from tailrace.protocol.fetch_messages import FetchEntry, FetchRequest
 from tailrace.protocol.frame import Api, RequestHeader, decode_response_header
-from tailrace.protocol.messages import FetchEntry, FetchRequest
 from tests.kit.peers.raw_client import RawClient
 from tests.kit.peers.raw_zmtp import RawPeer, message
 from tests.kit.processes import children, kill_and_wait_for_successor, wait_until

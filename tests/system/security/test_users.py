@@ -34,8 +34,9 @@ from tailrace.core.errors import (
     NotAuthorizedError,
     UnknownTopicError,
 )
+from tailrace.protocol.fetch_messages import FetchEntry, FetchRequest
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import FetchEntry, FetchRequest, encode_json
+from tailrace.protocol.json_messages import encode_json
 from tests.kit.appliances.secured import Users, acl, new_keys, secured
 from tests.kit.batches import make_batch
 from tests.kit.peers.needs import CASES

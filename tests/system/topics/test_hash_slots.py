@@ -35,7 +35,7 @@ from tailrace.core.hash_slots import births, owners_after, slot_of
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tailrace.format.directory.data_dir import CATALOG_FILE
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import ProduceRequest, encode_produce
+from tailrace.protocol.produce_messages import ProduceRequest, encode_produce
 from tests.kit.batches import make_batch
 from tests.kit.matrices import short
 from tests.kit.members.slot_load import KEYS, Load, add_partitions, create

@@ -16,8 +16,8 @@ from tailrace.core.error_codes import ErrorCode
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.fetcher import Fetcher, PartitionPosition
 from tailrace.format.schema import DEFAULT_SCHEMA
-from tailrace.protocol import messages as requests
-from tailrace.protocol.messages import FetchedEntry, FetchRequest
+from tailrace.protocol import fetch_messages
+from tailrace.protocol.fetch_messages import FetchedEntry, FetchRequest
 from tailrace.protocol.session import Response
 from tests.kit.batches import SEED, TOPIC_ID, make_batch, stamped
 
@@ -37,10 +37,10 @@ class Appliance:
         self.asked: list[tuple[FetchRequest, Any]] = []
 
     def version(self, _api: object) -> int:
-        return requests.FETCH_VERSION
+        return fetch_messages.FETCH_VERSION
 
     def request(self, _api: object, body: list[bytes], on_response: Any) -> bool:
-        self.asked.append((requests.decode_fetch(body[0]), on_response))
+        self.asked.append((fetch_messages.decode_fetch(body[0]), on_response))
         return True
 
     def answer(self) -> None:
@@ -60,7 +60,7 @@ class Appliance:
                 )
             )
             data += given
-        on_response(Response(1, 1, ErrorCode.OK, [requests.encode_fetched(entries), data]))
+        on_response(Response(1, 1, ErrorCode.OK, [fetch_messages.encode_fetched(entries), data]))
 
 
 def reader(
@@ -143,8 +143,8 @@ def test_what_was_left_out_is_asked_for_and_committed_in_the_epoch_in_which_it_w
     given = stamped(make_batch(1), 0, leader_epoch=2) if is_buffered else b""
     assert fetcher.begin([cursor])
     _, on_response = appliance.asked.pop()
-    entry = FetchedEntry(TOPIC_ID, 0, 0, 5, len(given), 9, 0, 7, 9, requests.FETCHED_GAPS)
-    on_response(Response(1, 1, ErrorCode.OK, [requests.encode_fetched([entry]), given]))
+    entry = FetchedEntry(TOPIC_ID, 0, 0, 5, len(given), 9, 0, 7, 9, fetch_messages.FETCHED_GAPS)
+    on_response(Response(1, 1, ErrorCode.OK, [fetch_messages.encode_fetched([entry]), given]))
     if is_buffered:
         assert cursor.take(settings) is not None
     assert (cursor.position, cursor.taken_epoch) == (7, 5)

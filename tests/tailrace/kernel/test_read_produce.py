@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tailrace import kernel
 from tailrace.kernel.reference_codec import PlainProduce
-from tailrace.protocol import messages as requests
+from tailrace.protocol import produce_messages
 from tailrace.protocol.frame import (
     FRAMES_MAX,
     Api,
@@ -41,12 +41,12 @@ def by_decoders(frames: list[bytes]) -> PlainProduce | None:
         check_body(header.body_length, body)
         if header.api != Api.PRODUCE or header.version not in (2, 3) or not body:
             return None
-        acks, timeout_ms, entries, trace_id = requests.decode_produce_batches(
+        acks, timeout_ms, entries, trace_id = produce_messages.decode_produce_batches(
             body[0], header.version
         )
         if trace_id:
             return None
-        batches = requests.cut_batches(entries, body[1:])
+        batches = produce_messages.cut_batches(entries, body[1:])
     except WireError:
         return None
     return (
@@ -84,10 +84,10 @@ def messages(draw: st.DrawFn) -> list[bytes]:
             bodies[-1] += batch
         else:
             bodies.append(batch)
-    request = requests.ProduceBatches(
+    request = produce_messages.ProduceBatches(
         draw(st.sampled_from([0, 1, -1])), draw(st.integers(0, 2**32 - 1)), entries
     )
-    head = requests.encode_produce_batches(request)
+    head = produce_messages.encode_produce_batches(request)
     version = draw(st.sampled_from([2, 3]))
     return framed(Api.PRODUCE, version, draw(st.integers(0, 2**64 - 1)), [head, *bodies])
 
@@ -133,9 +133,9 @@ def test_what_is_damaged_is_read_alike_or_left_to_the_decoders(
 
 
 def test_other_requests_and_what_is_no_request_are_left() -> None:
-    head = requests.encode_produce(requests.ProduceRequest(bytes(16), 0, 1, 0))
-    traced = requests.encode_produce_batches(
-        requests.ProduceBatches(1, 0, [(bytes(16), 0, 0, 1)], b"t" * 16)
+    head = produce_messages.encode_produce(produce_messages.ProduceRequest(bytes(16), 0, 1, 0))
+    traced = produce_messages.encode_produce_batches(
+        produce_messages.ProduceBatches(1, 0, [(bytes(16), 0, 0, 1)], b"t" * 16)
     )
     for frames in (
         [],
@@ -149,7 +149,9 @@ def test_other_requests_and_what_is_no_request_are_left() -> None:
 
 
 def test_frames_that_are_no_bytes_are_left() -> None:
-    head = requests.encode_produce_batches(requests.ProduceBatches(1, 0, [(bytes(16), 0, 0, 1)]))
+    head = produce_messages.encode_produce_batches(
+        produce_messages.ProduceBatches(1, 0, [(bytes(16), 0, 0, 1)])
+    )
     frames = framed(Api.PRODUCE, 2, 1, [head, b"x"])
     assert kernel.read_produce(frames) is not None
     assert kernel.read_produce([*frames[:-1], bytearray(b"x")]) is None

@@ -17,7 +17,7 @@ from tailrace.format.record_batch.batch_header import REMEMBERED_BATCHES, REMEMB
 from tailrace.producer.batches.partition_queue import PartitionQueue
 from tailrace.producer.sending.in_flight_requests import OWN_FRAME_BYTES, SLOW_NS, InFlightRequest
 from tailrace.producer.sending.sender import Sender
-from tailrace.protocol import messages as requests
+from tailrace.protocol import produce_messages
 from tailrace.protocol.frame import PRODUCE_FRAMES_MAX
 from tests.kit.peers.scripted_front import MS, Driven, ScriptedFront
 
@@ -248,7 +248,9 @@ def test_a_lost_connection_sends_everything_again_in_order_and_with_its_sequence
         b"",
         b"\0" * 8,
         b"\0" * 50,
-        requests.encode_produced_batches([requests.ProducedEntry(0, 0, 0, 0, 0)] * 2),
+        produce_messages.encode_produced_batches(
+            [produce_messages.ProducedEntry(0, 0, 0, 0, 0)] * 2
+        ),
     ],
 )
 def test_an_answer_that_tells_of_other_batches_ends_the_connection_and_no_record(

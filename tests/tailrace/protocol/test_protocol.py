@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode, code_of
-from tailrace.protocol import messages as rq
+from tailrace.protocol import credit_messages, fetch_messages, produce_messages
+from tailrace.protocol import json_messages as rq
 from tailrace.protocol.frame import (
     JSON_MAX_BYTES,
     Api,
@@ -27,19 +28,25 @@ from tailrace.protocol.frame import (
 from tailrace.protocol.session import ClientSession, State
 
 TOPIC = bytes(range(16))
-FETCH = rq.FetchRequest(
+FETCH = fetch_messages.FetchRequest(
     500,
     1,
     1 << 20,
     77,
-    [rq.FetchEntry(TOPIC, 0, -1, 12, 4096), rq.FetchEntry(TOPIC, 3, 2, 2**40, 1 << 20, 1)],
+    [
+        fetch_messages.FetchEntry(TOPIC, 0, -1, 12, 4096),
+        fetch_messages.FetchEntry(TOPIC, 3, 2, 2**40, 1 << 20, 1),
+    ],
 )
-BATCHES = rq.ProduceBatches(-1, 30000, [(TOPIC, 0, 0, 100), (TOPIC, 5, 3, 2**31)])
-PRODUCED = [rq.ProducedEntry(0, 1, 4, 2**40, 77), rq.ProducedEntry(12, 0, -1, -1, -1)]
+BATCHES = produce_messages.ProduceBatches(-1, 30000, [(TOPIC, 0, 0, 100), (TOPIC, 5, 3, 2**31)])
+PRODUCED = [
+    produce_messages.ProducedEntry(0, 1, 4, 2**40, 77),
+    produce_messages.ProducedEntry(12, 0, -1, -1, -1),
+]
 ENTRIES = [
-    rq.FetchedEntry(TOPIC, 0, 0, 1, 5, 100, 0, -1),
-    rq.FetchedEntry(TOPIC, 1, 12, 1, 0, 50, 10, 70),
-    rq.FetchedEntry(TOPIC, 2, 0, 1, 3, 9, 0, 40, 30, 1),
+    fetch_messages.FetchedEntry(TOPIC, 0, 0, 1, 5, 100, 0, -1),
+    fetch_messages.FetchedEntry(TOPIC, 1, 12, 1, 0, 50, 10, 70),
+    fetch_messages.FetchedEntry(TOPIC, 2, 0, 1, 3, 9, 0, 40, 30, 1),
 ]
 CODECS: list[tuple[bytes, Callable[[bytes], Any], Any]] = [
     (
@@ -53,19 +60,27 @@ CODECS: list[tuple[bytes, Callable[[bytes], Any], Any]] = [
         ResponseHeader(4, 1, 98, 12, 7, 2**40, 55),
     ),
     (
-        rq.encode_produce(rq.ProduceRequest(TOPIC, 5, -1, 30000)),
-        rq.decode_produce,
-        rq.ProduceRequest(TOPIC, 5, -1, 30000),
+        produce_messages.encode_produce(produce_messages.ProduceRequest(TOPIC, 5, -1, 30000)),
+        produce_messages.decode_produce,
+        produce_messages.ProduceRequest(TOPIC, 5, -1, 30000),
     ),
     (
-        rq.encode_produced(rq.ProduceResponse(10, 20, 3, 1)),
-        rq.decode_produced,
-        rq.ProduceResponse(10, 20, 3, 1),
+        produce_messages.encode_produced(produce_messages.ProduceResponse(10, 20, 3, 1)),
+        produce_messages.decode_produced,
+        produce_messages.ProduceResponse(10, 20, 3, 1),
     ),
-    (rq.encode_produce_batches(BATCHES), rq.decode_produce_batches, BATCHES),
-    (rq.encode_produced_batches(PRODUCED), rq.decode_produced_batches, PRODUCED),
-    (rq.encode_fetch(FETCH), rq.decode_fetch, FETCH),
-    (rq.encode_credit(123), rq.decode_credit, 123),
+    (
+        produce_messages.encode_produce_batches(BATCHES),
+        produce_messages.decode_produce_batches,
+        BATCHES,
+    ),
+    (
+        produce_messages.encode_produced_batches(PRODUCED),
+        produce_messages.decode_produced_batches,
+        PRODUCED,
+    ),
+    (fetch_messages.encode_fetch(FETCH), fetch_messages.decode_fetch, FETCH),
+    (credit_messages.encode_credit(123), credit_messages.decode_credit, 123),
     (rq.encode_json({"a": [1]}), rq.decode_json, {"a": [1]}),
 ]
 IDS = [
@@ -125,20 +140,22 @@ def test_random_bytes(data: bytes) -> None:
 
 
 def test_fetched_data_is_cut_into_the_partitions_it_belongs_to() -> None:
-    body = [rq.encode_fetched(ENTRIES), b"helloxyz"]
-    decoded = rq.decode_fetched(body)
+    body = [fetch_messages.encode_fetched(ENTRIES), b"helloxyz"]
+    decoded = fetch_messages.decode_fetched(body)
     assert [entry for entry, _ in decoded] == ENTRIES
     assert [bytes(data) for _, data in decoded] == [b"hello", b"", b"xyz"]
     for bad in ([], [b"123"], [body[0], b"hell"], [body[0], b"helloxyzw"], [body[0][:-1], body[1]]):
         with pytest.raises(WireError):
-            rq.decode_fetched(bad)
+            fetch_messages.decode_fetched(bad)
 
 
 def test_batches_of_a_request_fill_its_frames_and_none_lies_across_two() -> None:
     def cut(lengths: list[int], *frames: bytes) -> list[bytes]:
         return [
             bytes(batch)
-            for batch in rq.cut_batches([(TOPIC, 0, 0, length) for length in lengths], frames)
+            for batch in produce_messages.cut_batches(
+                [(TOPIC, 0, 0, length) for length in lengths], frames
+            )
         ]
 
     assert cut([2, 3, 1], b"aabbb", b"c") == [b"aa", b"bbb", b"c"]
@@ -158,42 +175,44 @@ def test_batches_of_a_request_fill_its_frames_and_none_lies_across_two() -> None
 
 
 def test_what_a_request_was_answered_so_far_says_that_the_rest_has_timed_out() -> None:
-    body = rq.unanswered_batches(2)
-    assert [rq.is_answered(body, index) for index in range(2)] == [False, False]
-    rq.answer_batch(body, 1, *PRODUCED[0])
-    assert [rq.is_answered(body, index) for index in range(2)] == [False, True]
-    unknown, known = rq.decode_produced_batches(body)
+    body = produce_messages.unanswered_batches(2)
+    assert [produce_messages.is_answered(body, index) for index in range(2)] == [False, False]
+    produce_messages.answer_batch(body, 1, *PRODUCED[0])
+    assert [produce_messages.is_answered(body, index) for index in range(2)] == [False, True]
+    unknown, known = produce_messages.decode_produced_batches(body)
     assert (unknown.error, known) == (ErrorCode.TIMED_OUT, PRODUCED[0])
 
 
-@pytest.mark.parametrize("count", [0, rq.PRODUCE_BATCHES_MAX + 1, 2**32 - 1])
+@pytest.mark.parametrize("count", [0, produce_messages.PRODUCE_BATCHES_MAX + 1, 2**32 - 1])
 def test_a_count_of_batches_out_of_range_is_refused_before_anything_is_allocated(
     count: int,
 ) -> None:
-    data = bytearray(rq.encode_produce_batches(BATCHES))
+    data = bytearray(produce_messages.encode_produce_batches(BATCHES))
     data[8:12] = count.to_bytes(4, "little")
     with pytest.raises(WireError) as caught:
-        rq.decode_produce_batches(bytes(data))
+        produce_messages.decode_produce_batches(bytes(data))
     assert caught.value.code is ErrorCode.REQUEST_TOO_LARGE
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_trace_behind_the_entries_is_read_since_version_3_and_refused_before(count: int) -> None:
-    traced = rq.ProduceBatches(1, 100, [(bytes(16), 0, 0, 9)] * count, b"0123456789abcdef")
-    data = rq.encode_produce_batches(traced)
-    assert rq.decode_produce_batches(data, 3) == traced
-    assert rq.decode_produce_batches(data[:-16], 3) == traced._replace(trace_id=b"")
+    traced = produce_messages.ProduceBatches(
+        1, 100, [(bytes(16), 0, 0, 9)] * count, b"0123456789abcdef"
+    )
+    data = produce_messages.encode_produce_batches(traced)
+    assert produce_messages.decode_produce_batches(data, 3) == traced
+    assert produce_messages.decode_produce_batches(data[:-16], 3) == traced._replace(trace_id=b"")
     for frame, version in ((data, 2), (data[:-1], 3), (data + b"x", 3), (data[:-17], 3)):
         with pytest.raises(WireError) as caught:
-            rq.decode_produce_batches(frame, version)
+            produce_messages.decode_produce_batches(frame, version)
         assert caught.value.code is ErrorCode.MALFORMED_REQUEST
 
 
 def test_a_count_in_the_bytes_allocates_nothing_before_it_is_checked() -> None:
-    data = bytearray(rq.encode_fetch(FETCH))
+    data = bytearray(fetch_messages.encode_fetch(FETCH))
     data[12:16] = b"\xff\xff\xff\xff"
     with pytest.raises(WireError) as caught:
-        rq.decode_fetch(bytes(data))
+        fetch_messages.decode_fetch(bytes(data))
     assert caught.value.code is ErrorCode.REQUEST_TOO_LARGE
 
 
@@ -252,7 +271,7 @@ class TestSession:
 
     def test_an_api_without_common_version_is_refused_here(self) -> None:
         with pytest.raises(WireError) as caught:
-            self.ready().request(Api.CREDIT, [rq.encode_credit(1)])
+            self.ready().request(Api.CREDIT, [credit_messages.encode_credit(1)])
         assert caught.value.code is ErrorCode.UNSUPPORTED_VERSION
 
     def test_more_json_than_a_request_may_have_is_refused_here(self) -> None:
@@ -319,13 +338,15 @@ def test_an_answer_that_is_too_large_for_its_way_is_refused_and_an_error_is_cut(
 def test_version_2_of_fetch_has_no_flags_and_hears_of_nothing_left_out() -> None:
     entries = [entry._replace(flags=0, last_stable_offset=-1) for entry in ENTRIES]
     entries[2] = entries[2]._replace(resume_offset=-1)
-    decoded = rq.decode_fetched([rq.encode_fetched(ENTRIES, 2), b"helloxyz"], 2)
+    decoded = fetch_messages.decode_fetched(
+        [fetch_messages.encode_fetched(ENTRIES, 2), b"helloxyz"], 2
+    )
     assert [entry for entry, _ in decoded] == entries
-    asked = rq.decode_fetch(rq.encode_fetch(FETCH), 2)
+    asked = fetch_messages.decode_fetch(fetch_messages.encode_fetch(FETCH), 2)
     assert [entry.flags for entry in asked.entries] == [0, 0]
 
 
 def test_an_unknown_flag_of_a_fetch_is_refused() -> None:
-    request = FETCH._replace(entries=[rq.FetchEntry(TOPIC, 0, -1, 12, 4096, 2)])
+    request = FETCH._replace(entries=[fetch_messages.FetchEntry(TOPIC, 0, -1, 12, 4096, 2)])
     with pytest.raises(WireError, match="unknown flags"):
-        rq.decode_fetch(rq.encode_fetch(request))
+        fetch_messages.decode_fetch(fetch_messages.encode_fetch(request))

@@ -25,7 +25,7 @@ from tailrace.core.delays import delay_id, delay_log_name
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError, UnknownTopicError
 from tailrace.protocol.frame import Api, WireError
-from tailrace.protocol.messages import decode_json
+from tailrace.protocol.json_messages import decode_json
 from workers.delays.requests.changes import (
     SESSION_MAX,
     DelayChanges,

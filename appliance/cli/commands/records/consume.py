@@ -42,7 +42,7 @@ from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.consumer.consumer import Consumer
 from tailrace.core.errors import UnknownTopicError
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.protocol.messages import ISOLATION_LEVELS, READ_COMMITTED
+from tailrace.protocol.fetch_messages import ISOLATION_LEVELS, READ_COMMITTED
 
 EXIT_SKIPPED = 4
 

@@ -17,15 +17,15 @@ from netfront.kafka.wire.errors import KafkaError, kafka_error
 from shm.messages.lane_messages import Assignment
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.record_batch.batch_header import NO_PRODUCER, BatchHeader, read_header
-from tailrace.protocol import messages
-from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import (
+from tailrace.protocol import fetch_messages
+from tailrace.protocol.fetch_messages import (
     FETCH_UNCOMMITTED,
     READ_COMMITTED,
     READ_UNCOMMITTED,
     FetchEntry,
     FetchRequest,
 )
+from tailrace.protocol.frame import Api
 
 RECENT_RECORDS = 10_000
 READ_AT_ONCE_BYTES = 4 << 20
@@ -95,11 +95,11 @@ def _fill(call: Call, route: Assignment, opened: set[Identity], entry: dict[str,
             route.topic_id, route.partition, -1, offset, READ_AT_ONCE_BYTES, FETCH_UNCOMMITTED
         )
         asked = FetchRequest(0, 1, READ_AT_ONCE_BYTES, call.peer.received_bytes, [one])
-        answer = yield call.peer.ask(Api.FETCH, [messages.encode_fetch(asked)])
+        answer = yield call.peer.ask(Api.FETCH, [fetch_messages.encode_fetch(asked)])
         if answer.code is not ErrorCode.OK:
             entry["error_code"] = kafka_error(answer.code)
             return
-        ((found, batches),) = messages.decode_fetched(answer.body)
+        ((found, batches),) = fetch_messages.decode_fetched(answer.body)
         if found.error:
             entry["error_code"] = kafka_error(found.error)
             return

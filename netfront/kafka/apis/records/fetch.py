@@ -20,15 +20,15 @@ from netfront.kafka.wire.errors import KafkaError, kafka_error
 from shm.messages.lane_messages import Assignment
 from tailrace.core.error_codes import ErrorCode
 from tailrace.kafka_records.errors import KafkaRecordsError
-from tailrace.protocol import messages
-from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import (
+from tailrace.protocol import fetch_messages
+from tailrace.protocol.fetch_messages import (
     FETCH_PARTITIONS_MAX,
     FETCH_UNCOMMITTED,
     FetchedEntry,
     FetchEntry,
     FetchRequest,
 )
+from tailrace.protocol.frame import Api
 
 RESPONSE_MAX_BYTES = 4 << 20
 """Bytes of our batches in a response, which are converted in one go."""
@@ -60,11 +60,11 @@ def fetch(call: Call) -> Steps:
         asked = FetchRequest(
             waits_ms, max(0, request["min_bytes"]), bytes_max, call.peer.received_bytes, entries
         )
-        answer = yield call.peer.ask(Api.FETCH, [messages.encode_fetch(asked)])
+        answer = yield call.peer.ask(Api.FETCH, [fetch_messages.encode_fetch(asked)])
         if answer.code is not ErrorCode.OK:
             raise RefusedError(kafka_error(answer.code), answer.sentence)
         room = OUT_MAX_BYTES
-        fetched = messages.decode_fetched(answer.body)
+        fetched = fetch_messages.decode_fetched(answer.body)
         for read, (found, batches) in zip(reads, fetched, strict=True):
             if room > 0 or not len(batches):
                 _fill(call, read, found, batches, room)

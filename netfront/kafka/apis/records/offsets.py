@@ -8,8 +8,9 @@ from netfront.kafka.apis.call import Call
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError, kafka_error
 from tailrace.core.error_codes import ErrorCode
+from tailrace.protocol.fetch_messages import READ_COMMITTED, READ_UNCOMMITTED
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import OFFSETS_AT_ONCE_MAX, READ_COMMITTED, READ_UNCOMMITTED
+from tailrace.protocol.lookup_messages import OFFSETS_AT_ONCE_MAX
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING = range(-1, -7, -1)
 TIME_MAX_MS = (1 << 62) // 1000

@@ -26,9 +26,9 @@ from shm.messages.lane_messages import Assignment
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode, code_of
 from tailrace.kafka_records.batch_layout import HEADER_BYTES, read_kafka_header
 from tailrace.kafka_records.errors import KafkaRecordsError
-from tailrace.protocol import messages
+from tailrace.protocol import produce_messages
 from tailrace.protocol.frame import PRODUCE_FRAMES_MAX, Api
-from tailrace.protocol.messages import (
+from tailrace.protocol.produce_messages import (
     PRODUCE_BATCHES_MAX,
     ProduceBatches,
     ProducedEntry,
@@ -141,7 +141,7 @@ def collect_results(
             if answer.code is not ErrorCode.OK:
                 results = [ProducedEntry(answer.code, 0, -1, -1, -1)] * len(group.batches)
             else:
-                results = messages.decode_produced_batches(answer.body[0])
+                results = produce_messages.decode_produced_batches(answer.body[0])
             for (part, batch), result in zip(group.batches, results, strict=True):
                 is_early = result.error in EARLY and call.services.now_ns < until_ns
                 if writer is not None and (is_early or part in [p for p, _ in later]):
@@ -236,7 +236,7 @@ def _body(group: Group, acks: int, timeout_ms: int) -> list[bytes]:
         for part, batch in group.batches
     ]
     timeout_ms = max(0, min(timeout_ms, TIMEOUT_MAX_MS))
-    head = messages.encode_produce_batches(ProduceBatches(acks, timeout_ms, entries))
+    head = produce_messages.encode_produce_batches(ProduceBatches(acks, timeout_ms, entries))
     batches = [bytes(batch) for _, batch in group.batches]
     if len(batches) > PRODUCE_FRAMES_MAX:
         batches = [b"".join(batches)]
@@ -254,7 +254,7 @@ def _note(
         code = code_of(result.error)
         error = kafka_error(result.error)
         if code is ErrorCode.UNKNOWN_SEQUENCE:
-            if result.flags & messages.PRODUCED_DUPLICATE:
+            if result.flags & produce_messages.PRODUCED_DUPLICATE:
                 if (yield from _is_durable(call, part.route, result.base_offset)):
                     entry[STORED] = True
                     return

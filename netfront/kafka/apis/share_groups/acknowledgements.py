@@ -16,7 +16,7 @@ from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError, coordinator_error
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import SHARE_RUNS_MAX
+from tailrace.protocol.json_messages import SHARE_RUNS_MAX
 
 OUTCOMES = {0: "accept", 1: "accept", 2: "release", 3: "reject", 4: "renew"}
 """Our outcomes for Kafka's types. 0 is a gap: an offset without a record."""

@@ -32,9 +32,9 @@ from tailrace.kafka_records.compression import CompressionError
 from tailrace.kafka_records.errors import KafkaRecordsError
 from tailrace.kernel import batches_from_kafka
 from tailrace.kernel.reference_kafka import RecordFault
-from tailrace.protocol import messages
+from tailrace.protocol import fetch_messages
+from tailrace.protocol.fetch_messages import FetchEntry, FetchRequest
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import FetchEntry, FetchRequest
 
 if TYPE_CHECKING:
     from tailrace.client.topics.topic_metadata import TopicInfo
@@ -145,10 +145,10 @@ def _read(call: Call, route: Assignment, span: tuple[int, int]) -> Steps:
     while offset < end:
         one = FetchEntry(route.topic_id, route.partition, -1, offset, READ_MAX_BYTES, 0)
         asked = FetchRequest(0, 1, READ_MAX_BYTES, call.peer.received_bytes, [one])
-        answer = yield call.peer.ask(Api.FETCH, [messages.encode_fetch(asked)])
+        answer = yield call.peer.ask(Api.FETCH, [fetch_messages.encode_fetch(asked)])
         if answer.code is not ErrorCode.OK:
             raise error_for(answer.code, answer.sentence)
-        ((entry, batches),) = messages.decode_fetched(answer.body)
+        ((entry, batches),) = fetch_messages.decode_fetched(answer.body)
         if entry.error:
             raise error_for(ErrorCode(entry.error), f"offset {offset} cannot be read")
         following = entry.resume_offset

@@ -34,9 +34,9 @@ from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError, coordinator_error
 from tailrace.core.error_codes import ErrorCode
 from tailrace.kafka_records.errors import KafkaRecordsError
-from tailrace.protocol import messages
+from tailrace.protocol import fetch_messages
+from tailrace.protocol.fetch_messages import FetchEntry, FetchRequest
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import FetchEntry, FetchRequest
 
 RECORDS_MAX = 2_000
 READ_MAX_BYTES = 4 << 20
@@ -136,10 +136,10 @@ def _read(
     while route is not None and offset < end and room > 0:
         one = FetchEntry(topic_id, place[1], -1, offset, READ_MAX_BYTES, 0)
         asked = FetchRequest(0, 1, READ_MAX_BYTES, call.peer.received_bytes, [one])
-        answer = yield call.peer.ask(Api.FETCH, [messages.encode_fetch(asked)])
+        answer = yield call.peer.ask(Api.FETCH, [fetch_messages.encode_fetch(asked)])
         if answer.code is not ErrorCode.OK:
             break
-        ((found, batches),) = messages.decode_fetched(answer.body)
+        ((found, batches),) = fetch_messages.decode_fetched(answer.body)
         if found.error:
             break
         following = offset

@@ -16,7 +16,7 @@ from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidRequestError, StorageError, TailraceError
 from tailrace.format.directory.data_dir import bin_name
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import decode_json
+from tailrace.protocol.json_messages import decode_json
 
 GOLDEN = pathlib.Path(__file__).parents[3] / "golden"
 REQUESTER = Requester(0, 1, 2)

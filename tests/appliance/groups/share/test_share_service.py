@@ -23,7 +23,7 @@ from tailrace.core.errors import (
     UnknownMemberError,
 )
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import SHARE_RUNS_MAX
+from tailrace.protocol.json_messages import SHARE_RUNS_MAX
 from tests.appliance.groups.share.world import S, World
 
 

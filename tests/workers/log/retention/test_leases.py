@@ -16,7 +16,7 @@ from tailrace.client.connections.connection import Connection
 from tailrace.client.connections.steps import call_now
 from tailrace.core.errors import InvalidRequestError, OffsetOutOfRangeError, TailraceError
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
-from tailrace.protocol import messages as requests
+from tailrace.protocol import json_messages as requests
 from tailrace.protocol.frame import Api
 from tests.kit.appliances.orders import kill_everything
 from tests.kit.processes import kill_and_wait_for_successor, wait_until
