@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from appliance.observe.console.redrive import redrive
-from tailrace import Consumer, NewTopic, ShareConsumer, TopicPartition
+from tailrace import Consumer, NewTopic, Producer, ShareConsumer, TopicPartition
 from tailrace.core.errors import (
     TailraceError,
     UnknownTopicError,
@@ -355,6 +355,10 @@ class ProgramRun(LedgerRun):
             again = self._try(partial(redrive, self.address, letters))
             if not self.kill_count:
                 expect(again == (expected, 0), f"{again} of {expected} letters were sent again")
+        # A commit returns when it is decided; the successor of the id waits for its markers, which
+        # move the end that a reader of committed records sees.
+        with Producer(self.address, transactional_id=f"redrive.{letters}") as successor:
+            self._try(successor.init_transactions)
         sent: list[bytes] = []
         with Consumer(bootstrap=self.address, fetch_max_wait_ms=50) as reader:
             for number in range(PARTITIONS[name]):
