@@ -218,3 +218,31 @@ def test_offsets_of_a_transaction_are_of_the_generation(
             )
         assert refused.value.args[0].txn_requires_abort()
         producer.abort_transaction(HANG_LIMIT_S)
+
+
+def test_a_commit_of_a_forgotten_member_is_refused_however_long_its_id_is(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    # as Kafka Streams' ids, which have the application's in them, after a restart of the gateway
+    filled(appliance, "forgotten", count=1)
+    partition = {"partition_index": 0, "committed_offset": 1, "committed_leader_epoch": -1,
+                 "committed_metadata": ""}  # fmt: skip
+    topics = [{"name": "forgotten", "partitions": [partition]}]
+    with RawKafka(gateway) as client:
+        for member in ("m" * 64, "m" * 65, "m" * 200):
+            asked = {"group_id": "forgotten", "generation_id_or_member_epoch": 1,
+                     "member_id": member, "group_instance_id": None, "topics": topics}  # fmt: skip
+            found = client.ask(8, 8, asked)
+            code = found["topics"][0]["partitions"][0]["error_code"]
+            assert code == KafkaError.UNKNOWN_MEMBER_ID
+            transactional = client.ask(22, 4, {
+                "transactional_id": "forgotten", "transaction_timeout_ms": 60_000,
+                "producer_id": -1, "producer_epoch": -1,
+            })  # fmt: skip
+            asked = {"transactional_id": "forgotten", "group_id": "forgotten",
+                     "producer_id": transactional["producer_id"],
+                     "producer_epoch": transactional["producer_epoch"], "generation_id": 1,
+                     "member_id": member, "group_instance_id": None, "topics": topics}  # fmt: skip
+            found = client.ask(28, 3, asked)
+            code = found["topics"][0]["partitions"][0]["error_code"]
+            assert code == KafkaError.UNKNOWN_MEMBER_ID

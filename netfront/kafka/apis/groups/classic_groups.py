@@ -26,6 +26,8 @@ PROTOCOLS_MAX = 32
 METADATA_MAX_BYTES = 1 << 20
 """The most bytes of a member's metadata of all protocols, and of an assignment."""
 INSTANCE_ID_MAX = 249
+COORDINATOR_MEMBER_ID_MAX = 64
+"""Characters of the id of a member that the process of groups knows."""
 LEASE_NS = 60_000 * MS
 LEASE_RENEWED_NS = 10_000 * MS
 REBALANCE_MAX_MS = 3_600_000
@@ -228,6 +230,13 @@ def has_members(services: Services, name: str) -> bool:
     return group is not None and bool(group.members)
 
 
+def is_possible_member(member_id: str) -> bool:
+    """True if the process of groups can know a member of this id. Ids of classic members have the
+    client's in them, so they may be longer than all of its own.
+    """
+    return 0 < len(member_id) <= COORDINATOR_MEMBER_ID_MAX
+
+
 def commit_error(
     services: Services, name: str, member_id: str, instance_id: str | None, generation: int
 ) -> KafkaError:
@@ -238,8 +247,8 @@ def commit_error(
     """
     group = classic_groups(services).get(name)
     if group is None or not group.members:
-        is_unnamed = generation >= 0 and not member_id
-        return KafkaError.UNKNOWN_MEMBER_ID if is_unnamed else KafkaError.NONE
+        is_unknown = generation >= 0 and not is_possible_member(member_id)
+        return KafkaError.UNKNOWN_MEMBER_ID if is_unknown else KafkaError.NONE
     try:
         member = group.member(member_id, instance_id)
         group.check_generation(generation)

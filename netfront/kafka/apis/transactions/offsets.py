@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from netfront.kafka.apis.call import Call
-from netfront.kafka.apis.groups.classic_groups import commit_error, has_members
+from netfront.kafka.apis.groups.classic_groups import commit_error, has_members, is_possible_member
 from netfront.kafka.apis.transactions.end import MS
 from netfront.kafka.apis.transactions.owner import producer_or_error
 from netfront.kafka.exchange.waiter import Steps
@@ -54,7 +54,7 @@ def _member_error(call: Call, committer: Committer) -> Steps:
     group, instance_id = request["group_id"], request.get("group_instance_id")
     if not committer.is_of_coordinator:
         return commit_error(call.services, group, committer.member_id, instance_id, committer.epoch)
-    if not committer.member_id or committer.epoch < 0:
+    if not is_possible_member(committer.member_id) or committer.epoch < 0:
         return KafkaError.UNKNOWN_MEMBER_ID
     answer = yield call.ask(
         Api.COMMIT_OFFSETS,
