@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from appliance.catalog.bin_rows import DeletedTopic, deleted_topic
 from appliance.catalog.catalog import PartitionRow, Topic
+from appliance.catalog.deleted_topics import DeletedTopic, deleted_topic
 from appliance.catalog.rows import SchemaVersion
 from appliance.config.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
 from tailrace.core.delays import DELAY_SUFFIX, delay_log_name

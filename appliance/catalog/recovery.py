@@ -23,6 +23,7 @@ from collections.abc import Iterable
 
 from appliance.catalog.catalog import Catalog
 from appliance.catalog.database import CatalogVersionError, error_kind
+from appliance.catalog.deleted_topics import DeletedTopics
 from appliance.catalog.log_dir_scan import (
     LiveSlot,
     SurveyError,
@@ -87,14 +88,14 @@ def open_catalog(
         except _DamagedError as reason:
             _rebuild(path, str(reason), directories, slot_count, list(live), now_us)
             catalog = _open_file(path, slot_count)
-        if catalog.slots_needed > slot_count:
+        if catalog.slots.needed > slot_count:
             catalog.close()
             raise CatalogUnusableError(
-                f"slots is {slot_count}; the existing partitions need {catalog.slots_needed}. "
-                f"Set slots to {catalog.slots_needed} or more (slots of deleted partitions are "
+                f"slots is {slot_count}; the existing partitions need {catalog.slots.needed}. "
+                f"Set slots to {catalog.slots.needed} or more (slots of deleted partitions are "
                 "used again, so the number of partitions may be smaller)."
             )
-        numbers = catalog.register_dirs(directories)
+        numbers = catalog.slots.register(directories)
         _warn_unknown_topics(catalog, [directory for _, directory in directories])
         _adopt_deleted(catalog, [directory for _, directory in directories], numbers, now_us)
         return catalog, numbers
@@ -166,8 +167,9 @@ def _adopt_deleted(catalog: Catalog, data_dirs: list[str], numbers: list[int], n
     """
     if not any(os.path.isdir(f"{data_dir}/{BIN_DIRECTORY}") for data_dir in data_dirs):
         return
+    binned = DeletedTopics(catalog)
     known = {topic.topic_id for topic in catalog.topics()}
-    known |= {deleted.topic.topic_id for deleted in catalog.deleted_topics()}
+    known |= {deleted.topic.topic_id for deleted in binned.all()}
     unknown = [
         each
         for each in survey_bins(data_dirs)
@@ -179,7 +181,7 @@ def _adopt_deleted(catalog: Catalog, data_dirs: list[str], numbers: list[int], n
     expires_ms = (0 if mark is None else mark.elapsed_ms) + ADOPTED_KEPT_MS
     found = deleted_topics(unknown, numbers, now_us, expires_ms)
     for deleted in found:
-        catalog.restore_deleted(deleted)
+        binned.restore(deleted)
     logger.warning(
         "deleted_topics_found count=%d first=%r advice=%r", len(found), unknown[0].topic,
         "the catalog did not have them: see `tailrace topic list --deleted`",
@@ -312,11 +314,11 @@ def _rebuild(
     )
     catalog = Catalog(temporary, slot_count)
     try:
-        numbers = catalog.register_dirs(directories)
+        numbers = catalog.slots.register(directories)
         for topic in restored.topics:
             catalog.restore_topic(restored.with_numbers(topic, numbers))
         if not is_new:
-            catalog.begin_producers_at(now_us // 1_000_000 * PRODUCER_IDS_PER_SECOND)
+            catalog.producers.begin_at(now_us // 1_000_000 * PRODUCER_IDS_PER_SECOND)
     finally:
         catalog.close()
     aside = _set_aside(path)

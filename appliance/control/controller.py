@@ -26,6 +26,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from appliance.catalog.catalog import Catalog, MissingDirectoryError, PartitionRow, Topic
+from appliance.catalog.moved_partitions import MovedPartitions
 from appliance.catalog.recovery import (
     CatalogBusyError,
     CatalogUnusableError,
@@ -272,8 +273,10 @@ def build(
     changes = TopicChangeQueue(
         catalog, topics, publisher, commands, topic_bin, error_handler, answer_max, start_ns
     )
-    moves = PartitionMoves(catalog, topics, publisher, changes, leases, host_view, start_ns)
-    catalog.takes_writes = lambda number: host_view.takes_writes(
+    moves = PartitionMoves(
+        catalog, MovedPartitions(catalog), topics, publisher, changes, leases, host_view, start_ns
+    )
+    catalog.slots.takes_writes = lambda number: host_view.takes_writes(
         publisher.placement.index_of(number)
     )
     commands.begin_move = moves.begin

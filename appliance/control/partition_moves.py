@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from appliance.catalog.catalog import Catalog, CatalogFullError, PartitionRow, Topic, delay_log_of
-from appliance.catalog.moved_rows import MovedPartition
+from appliance.catalog.moved_partitions import MovedPartition, MovedPartitions
 from appliance.control.host_view import HostView
 from appliance.control.offset_leases import OffsetLeases
 from appliance.control.publishing.lane_sender import LaneSender
@@ -95,6 +95,7 @@ class PartitionMoves:
     def __init__(
         self,
         catalog: Catalog,
+        moved: MovedPartitions,
         topics: dict[str, Topic],
         publisher: MetadataPublisher,
         changes: TopicChangeQueue,
@@ -104,6 +105,7 @@ class PartitionMoves:
     ) -> None:
         """`topics`: by name, as the controller knows them."""
         self._catalog = catalog
+        self._moved = moved
         self._topics = topics
         self._publisher = publisher
         self._changes = changes
@@ -113,7 +115,7 @@ class PartitionMoves:
         self._moves: dict[Key, _Move] = {}
         self._failed: dict[Key, dict[str, Any]] = {}
         """The last moves that did not come about, for descriptions."""
-        for row in catalog.moved_partitions():
+        for row in self._moved.all():
             self._resume(row)
 
     @property
@@ -194,7 +196,7 @@ class PartitionMoves:
             )
         if validate_only:
             return []
-        decided = self._catalog.close_partition(topic, number)
+        decided = self._moved.close(topic, number)
         each = _Move(
             topic.name, topic.topic_id, number, "closing", row, target, os.urandom(8).hex(),
             decided.version, self._now_ns + CLOSED_MAX_NS,
@@ -275,7 +277,7 @@ class PartitionMoves:
         crash_point("move.before_decision")
         number = self._publisher.placement.dir_number(each.target)
         try:
-            decided = self._catalog.move_partition(topic, each.partition, number)
+            decided = self._moved.move(topic, each.partition, number)
         except (TailraceError, CatalogFullError) as error:
             return self._stay(each, topic, str(error))
         departing = self._publisher.departing.pop(each.key)
@@ -300,7 +302,7 @@ class PartitionMoves:
     def _stay(self, each: _Move, topic: Topic, reason: str) -> int:
         """Decide that a closed partition stays where it is."""
         try:
-            decided = self._catalog.cancel_move(topic, each.partition)
+            decided = self._moved.cancel(topic, each.partition)
         except TailraceError:
             return 0  # the catalog's disk is full, or failing: it is tried again
         departing = self._publisher.departing.pop(each.key, None)
@@ -386,7 +388,7 @@ class PartitionMoves:
             each.state != "closing",
         )  # fmt: skip
         try:
-            self._catalog.forget_moved(moved)
+            self._moved.forget(moved)
         except TailraceError:
             return  # it is tried again
         self._publisher.departing.pop(each.key, None)

@@ -68,9 +68,9 @@ class ProducerIds:
         """
         producer_id, epoch = request.get("producer_id"), request.get("producer_epoch", 0)
         if producer_id is None:
-            producer_id, epoch = self._catalog.new_producer()
+            producer_id, epoch = self._catalog.producers.new()
         elif is_whole(producer_id, 0, PRODUCER_ID_MAX) and is_whole(epoch, -1, EPOCH_MAX):
-            producer_id, epoch = self._catalog.next_epoch(producer_id, epoch)
+            producer_id, epoch = self._catalog.producers.next_epoch(producer_id, epoch)
         else:
             raise InvalidRequestError("producer_id and producer_epoch must be whole numbers")
         body = orjson.dumps({"producer_id": producer_id, "producer_epoch": epoch})
@@ -108,7 +108,7 @@ class ProducerIds:
             self.retry_at_ns = now_ns + RETRY_NS
 
         try:
-            first = self._catalog.new_transactional_block(self._wall_us())
+            first = self._catalog.producers.new_transactional_block(self._wall_us())
         except TailraceError as error:
             failed(error)
         else:

@@ -99,7 +99,7 @@ class Schedule:
     def _set_up(self) -> None:
         world, plan = self.world, self.plan
         catalog = world.open_catalog()
-        catalog.register_dirs([(path, path) for path in world.data_dirs])
+        catalog.slots.register([(path, path) for path in world.data_dirs])
         # Straight into the catalog: users may not set segments as small as this.
         given: dict[str, Any] = {"durability": plan.durability, "segment.bytes": 4000}
         if plan.log_append_time:

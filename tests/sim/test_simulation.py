@@ -115,7 +115,7 @@ def test_power_lost_while_the_controller_is_built_leaves_its_catalog_to_no_later
         world = World(random.Random(0))
         with world.interruptible():
             catalog = world.open_catalog()
-            catalog.register_dirs([(path, path) for path in world.data_dirs])
+            catalog.slots.register([(path, path) for path in world.data_dirs])
             catalog.create_topic(TOPIC, 1, {}, DEFAULT_SCHEMA_MESSAGE, False, TIME_US)
             catalog.close()
             with monkeypatch.context() as patched:

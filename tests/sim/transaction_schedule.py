@@ -121,7 +121,7 @@ class TransactionSchedule:
     def _set_up(self) -> None:
         world, rng = self.world, self.rng
         catalog = world.open_catalog()
-        catalog.register_dirs([(path, path) for path in world.data_dirs])
+        catalog.slots.register([(path, path) for path in world.data_dirs])
         for name, places in ((WRITTEN, self.written), (MADE, self.made)):
             given: dict[str, Any] = {"segment.bytes": 4000, "durability": "disk"}
             catalog.create_topic(name, len(places), given, DEFAULT_SCHEMA_MESSAGE, False, TIME_US)

@@ -396,7 +396,7 @@ class World:
                 generation,
             )
         self._catalog = self.open_catalog()
-        numbers = self._catalog.register_dirs([(path, path) for path in self.data_dirs])
+        numbers = self._catalog.slots.register([(path, path) for path in self.data_dirs])
         return controller.build(context, self._catalog, numbers, SimMachine(SimFiles(self.disk)))
 
     def bury(self, child: Child) -> None:

@@ -82,7 +82,7 @@ class ConfigCommands:
         self._answer = answer
         self._answer_max = answer_max
         self._waiting: list[_Waiting] = []
-        self._values = catalog.overrides()
+        self._values = catalog.settings.overrides()
         self._reload = int(overrides.read()[1].get("reload", 0))
         self._awaited_version = 0
         """Version of the overrides that must be in force before any process gets the catalog."""
@@ -182,7 +182,7 @@ class ConfigCommands:
             raise InvalidSettingError("the settings are too large together; shorten them")
         if request.get("validate_only"):
             return {"version": self._in_force.version, "not_applied": []}
-        self._catalog.set_overrides(values)
+        self._catalog.settings.set_overrides(values)
         before, self._values = self._values, values
 
         def kept() -> None:

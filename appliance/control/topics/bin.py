@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from appliance.catalog.bin_rows import DeletedTopic, deleted_topic
 from appliance.catalog.catalog import Catalog, PartitionRow, Topic
+from appliance.catalog.deleted_topics import DeletedTopic, DeletedTopics, deleted_topic
 from appliance.control.host_view import HostView
 from appliance.control.request_fields import Requester, shown_name, shown_text
 from appliance.control.topics.change import ENTRIES_MAX
@@ -83,6 +83,7 @@ class TopicBin:
         elapsed time on the disk if the last mark is so old, ms.
         """
         self._catalog = catalog
+        self._deleted = DeletedTopics(catalog)
         self._host_view = host_view
         self._dir_index = dir_index
         self._ask_flusher = ask_flusher
@@ -102,8 +103,14 @@ class TopicBin:
     @property
     def _topics(self) -> list[DeletedTopic]:
         if self._read is None:
-            self._read = self._catalog.deleted_topics()
+            self._read = self._deleted.all()
         return self._read
+
+    def bring_back(self, deleted: DeletedTopic, name: str) -> Topic:
+        """Decide that a topic comes back under this name; `changed` follows. Raises
+        CatalogFullError.
+        """
+        return self._deleted.undelete(deleted, name)
 
     def changed(self) -> None:
         """Note that the table was changed within the controller's transaction."""
@@ -127,7 +134,7 @@ class TopicBin:
         )
         expires_ms = self._elapsed_ms() + kept_ms
         with self._catalog.together():
-            self._catalog.put_in_bin(deleted_topic(topic, self._wall_us(), expires_ms, size))
+            self._deleted.put(deleted_topic(topic, self._wall_us(), expires_ms, size))
             self._keep_time(MARK_EVERY_MS)
         self.changed()
 
@@ -288,7 +295,7 @@ class TopicBin:
         both = [deleted, *self.delay_logs_of(deleted.topic)]
         with self._catalog.together():
             for each in both:
-                self._catalog.mark_purging(each.topic.topic_id)
+                self._deleted.mark_purging(each.topic.topic_id)
         return {each.topic.topic_id for each in both}
 
     def step(self, now_ns: int) -> int:
@@ -382,7 +389,7 @@ class TopicBin:
                 self._publish_purged(deleted.topic)
             return 1
         try:
-            self._catalog.forget_deleted(topic_id)
+            self._deleted.forget(topic_id)
         except TailraceError as error:
             logger.warning("bin_not_purged error=%r", error.detail)
             return 0

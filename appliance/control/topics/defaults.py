@@ -51,7 +51,7 @@ class TopicDefaults:
         self._undecided: list[str] = []
         self._retry_at_ns = 0
         self._number = _number(defaults)
-        if self._number != catalog.topic_defaults_number() and is_restarted:
+        if self._number != catalog.settings.topic_defaults_number() and is_restarted:
             self._undecided = list(topics)
         self._is_noted = False
 
@@ -95,7 +95,7 @@ class TopicDefaults:
                 if topic is not None and topic.state != "deleting":
                     self._changes.redecide(topic)
             if not rest:
-                self._catalog.note_topic_defaults(self._number)
+                self._catalog.settings.note_topic_defaults(self._number)
         except TailraceError as error:
             self._failed(some, now_ns, error)
             return 0

@@ -239,8 +239,8 @@ class TopicCommands:
             return []
         with self._catalog.together():
             decided = [
-                self._catalog.undelete(deleted, name),
-                *(self._catalog.undelete(log, delay_log_name(name)) for log in logs),
+                self._bin.bring_back(deleted, name),
+                *(self._bin.bring_back(log, delay_log_name(name)) for log in logs),
             ]
         self._bin.changed()
         return decided

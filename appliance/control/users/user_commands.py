@@ -22,7 +22,7 @@ from typing import Any
 import orjson
 
 from appliance.catalog.catalog import Catalog
-from appliance.catalog.users import (
+from appliance.catalog.tables.users import (
     CHOSEN_BY,
     add_acls,
     count_users,

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from appliance.catalog import catalog as catalog_module
 from appliance.catalog.catalog import (
     Catalog,
     CatalogFullError,
@@ -20,6 +19,7 @@ from appliance.catalog.catalog import (
     Topic,
 )
 from appliance.catalog.database import CatalogVersionError, open_database
+from appliance.catalog.tables import producer_ids, schemas
 from appliance.config.default_schema import DEFAULT_SCHEMA_MESSAGE
 from shm.messages.transaction_messages import PRODUCER_IDS_IN_BLOCK
 from tailrace.core.errors import DiskFullError, InvalidSchemaError, StorageError
@@ -31,7 +31,7 @@ SLOTS = 8
 @pytest.fixture
 def catalog(tmp_path: pathlib.Path) -> Iterator[Catalog]:
     opened = Catalog(str(tmp_path / "coordinator.db"), SLOTS)
-    opened.register_dirs([("a", "/a")])
+    opened.slots.register([("a", "/a")])
     yield opened
     opened.close()
 
@@ -70,7 +70,7 @@ def test_slots_are_free_again_when_their_topic_is_forgotten(catalog: Catalog) ->
 def test_schemas_go_with_their_last_topic_and_their_numbers_are_not_given_again(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog_module, "SCHEMA_BYTES_MAX", 100)
+    monkeypatch.setattr(schemas, "SCHEMA_BYTES_MAX", 100)
     numbers = []
     for index in range(5):
         topic_id = create(catalog, "a", 1, bytes([index]) * 60)
@@ -86,11 +86,11 @@ def test_schemas_go_with_their_last_topic_and_their_numbers_are_not_given_again(
 def test_producers_that_are_remembered_have_a_number_and_none_is_given_twice(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog_module, "PRODUCERS_MAX", 3)
-    given = [catalog.new_producer()[0] for _ in range(10)]
+    monkeypatch.setattr(producer_ids, "PRODUCERS_MAX", 3)
+    given = [catalog.producers.new()[0] for _ in range(10)]
     assert given == sorted(set(given))
-    assert catalog.next_epoch(given[-1], 0) == (given[-1], 1)
-    forgotten, epoch = catalog.next_epoch(given[0], 0)
+    assert catalog.producers.next_epoch(given[-1], 0) == (given[-1], 1)
+    forgotten, epoch = catalog.producers.next_epoch(given[0], 0)
     assert forgotten > given[-1]
     assert epoch == 0
 
@@ -124,7 +124,7 @@ def test_a_catalog_from_before_hash_slots_is_taken_as_it_is_and_added_to(
     old.close()
     for _ in range(2):  # upgraded, and upgraded already
         opened = Catalog(str(path), SLOTS)
-        opened.register_dirs([("a", "/a")])
+        opened.slots.register([("a", "/a")])
         topic = opened.topic("orders")
         assert topic == Topic(
             bytes(range(16)), "orders", "active", 4, False, 1, b"\x00\xff", {"retention.ms": -1},
@@ -132,11 +132,11 @@ def test_a_catalog_from_before_hash_slots_is_taken_as_it_is_and_added_to(
         )  # fmt: skip
         opened.close()
     opened = Catalog(str(path), SLOTS)
-    opened.register_dirs([("a", "/a")])
+    opened.slots.register([("a", "/a")])
     assert opened.create_topic(
         "slots", 2, {"partitioner": "hash_slots"}, DEFAULT_SCHEMA_MESSAGE, False, 5
     ).slot_counts == (2,)
-    assert opened.new_producer()[0] == 8
+    assert opened.producers.new()[0] == 8
     opened.close()
 
 
@@ -189,11 +189,13 @@ def test_blocks_of_transactional_ids_are_given_once_whatever_the_clock_and_the_d
 ) -> None:
     second_us, now_us = 1_000_000, 1_760_000_000_000_000
     times = [now_us, now_us, now_us - 900 * second_us, now_us + 7 * second_us, now_us]
-    firsts = [catalog.new_transactional_block(time_us) for time_us in times]
+    firsts = [catalog.producers.new_transactional_block(time_us) for time_us in times]
     assert firsts == sorted(set(firsts))
     assert all(b - a >= PRODUCER_IDS_IN_BLOCK for a, b in itertools.pairwise(firsts))
     assert firsts[0] >= TRANSACTIONAL_PRODUCER_IDS
     catalog._db.execute("DELETE FROM meta WHERE name = 'transactional_block'")
-    assert catalog.new_transactional_block(now_us + 60 * second_us) > firsts[-1], "it was rebuilt"
+    assert catalog.producers.new_transactional_block(now_us + 60 * second_us) > firsts[-1], (
+        "it was rebuilt"
+    )
     year_2105_us = 4_260_000_000 * second_us
-    assert catalog.new_transactional_block(year_2105_us) + PRODUCER_IDS_IN_BLOCK < 1 << 63
+    assert catalog.producers.new_transactional_block(year_2105_us) + PRODUCER_IDS_IN_BLOCK < 1 << 63

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from appliance.catalog import catalog as module
-from appliance.catalog.bin_rows import deleted_topic
 from appliance.catalog.catalog import Catalog, Topic
+from appliance.catalog.deleted_topics import DeletedTopics, deleted_topic
 from appliance.catalog.rows import SchemaVersion
+from appliance.catalog.tables import schemas as module
 from tailrace.core.errors import InvalidSchemaError
 
 GOLDEN = pathlib.Path(__file__).parents[2] / "golden"
@@ -20,7 +20,7 @@ GOLDEN = pathlib.Path(__file__).parents[2] / "golden"
 @pytest.fixture
 def catalog(tmp_path: pathlib.Path) -> Iterator[Catalog]:
     opened = Catalog(str(tmp_path / "coordinator.db"), 16)
-    opened.register_dirs([("a", "/a")])
+    opened.slots.register([("a", "/a")])
     yield opened
     opened.close()
 
@@ -74,12 +74,14 @@ def test_a_topic_without_a_schema_of_its_own_has_no_versions(catalog: Catalog) -
 
 def test_versions_survive_the_bin_and_go_with_the_last_files(catalog: Catalog) -> None:
     topic = catalog.alter_schema(typed(catalog, "t", b"one"), b"two", 6, "bob")
-    catalog.put_in_bin(deleted_topic(catalog.mark_deleting(topic, 10), 1, 2, 3))
-    [deleted] = catalog.deleted_topics()
+    DeletedTopics(catalog).put(deleted_topic(catalog.mark_deleting(topic, 10), 1, 2, 3))
+    [deleted] = DeletedTopics(catalog).all()
     assert deleted.topic.versions == topic.versions
-    assert catalog.undelete(deleted, "u").versions == topic.versions
-    catalog.put_in_bin(deleted_topic(catalog.mark_deleting(catalog.topics()[0], 10), 1, 2, 3))
-    catalog.forget_deleted(topic.topic_id)
+    assert DeletedTopics(catalog).undelete(deleted, "u").versions == topic.versions
+    DeletedTopics(catalog).put(
+        deleted_topic(catalog.mark_deleting(catalog.topics()[0], 10), 1, 2, 3)
+    )
+    DeletedTopics(catalog).forget(topic.topic_id)
     assert counts(catalog) == (0, 0)
 
 
@@ -113,17 +115,17 @@ def test_a_catalog_of_the_version_before_gets_a_version_for_each_typed_topic(
     old.close()
     for _ in range(2):  # upgraded, and upgraded already
         opened = Catalog(path, 16)
-        opened.register_dirs([("a", "/a")])
+        opened.slots.register([("a", "/a")])
         plain, topic = opened.topics()
         assert plain.versions == ()
         assert topic.versions == (SchemaVersion(9, b"\x01", 78, ""),)
-        [deleted] = opened.deleted_topics()
+        [deleted] = DeletedTopics(opened).all()
         assert deleted.topic.versions == (SchemaVersion(11, b"\x02", 79, ""),)
         assert opened.check() == ""
         assert not opened.database.execute("PRAGMA foreign_key_check").fetchall()
         opened.close()
     opened = Catalog(path, 16)
-    opened.register_dirs([("a", "/a")])
+    opened.slots.register([("a", "/a")])
     assert opened.alter_schema(topic, b"\x01\x02", 80, "ann").schema_id == 12
     with pytest.raises(sqlite3.IntegrityError):
         opened.database.execute("DELETE FROM schemas WHERE schema_id = 9")

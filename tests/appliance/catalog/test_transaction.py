@@ -22,7 +22,7 @@ class Steps:
     def __init__(self, path: pathlib.Path, slots: int = 64) -> None:
         self.path = f"{path}/coordinator.db"
         self.catalog = Catalog(self.path, slots)
-        self.catalog.register_dirs([("a", "/a")])
+        self.catalog.slots.register([("a", "/a")])
         self.heard: list[str] = []
         self.failures: list[str] = []
 
@@ -166,12 +166,12 @@ def test_what_is_told_may_fail_without_costing_others_theirs(steps: Steps) -> No
 
 def test_producer_ids_of_one_step_differ_and_are_kept_together(steps: Steps) -> None:
     steps.catalog.begin_step()
-    first, second = steps.catalog.new_producer(), steps.catalog.new_producer()
-    assert steps.catalog.next_epoch(first[0], 0) == (first[0], 1)
+    first, second = steps.catalog.producers.new(), steps.catalog.producers.new()
+    assert steps.catalog.producers.next_epoch(first[0], 0) == (first[0], 1)
     assert first[0] != second[0]
     assert steps.commit()
     again = Catalog(steps.path, 64)
-    assert again.next_epoch(first[0], 0) == (first[0], 2)
+    assert again.producers.next_epoch(first[0], 0) == (first[0], 2)
 
 
 def test_a_full_disk_in_the_midst_of_a_step_is_a_refusal_and_not_the_end(steps: Steps) -> None:

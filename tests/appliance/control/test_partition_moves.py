@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from appliance.catalog.moved_rows import MovedPartition
+from appliance.catalog.moved_partitions import MovedPartition
 from appliance.catalog.rows import PartitionRow, Topic
 from appliance.control.partition_moves import KEPT_NS, LEASES_MAX_NS, PartitionMoves
 from shm.memory.layout import RegionKind, SlotState, TableLayout
@@ -34,10 +34,10 @@ class Arrived:
             publish_left=lambda _, row: self.left.append(row),
         )
         moved = MovedPartition(TOPIC_ID, 0, "t", FORMER.data_dir, FORMER.slot, True)
-        catalog: Any = SimpleNamespace(moved_partitions=lambda: [moved])
+        rows: Any = SimpleNamespace(all=lambda: [moved])
         leases: Any = SimpleNamespace(names_of=lambda *_: set(self.leases))
         unused: Any = None
-        self.moves = PartitionMoves(catalog, self.topics, publisher, unused, leases, unused, 0)
+        self.moves = PartitionMoves(unused, rows, self.topics, publisher, unused, leases, unused, 0)
         self.moves.step(1)
 
     def show(self, slot: int, *, end: int, stable: int) -> None:

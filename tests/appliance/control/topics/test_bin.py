@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from appliance.catalog.catalog import Catalog, PartitionRow, Topic
+from appliance.catalog.deleted_topics import DeletedTopics
 from appliance.config.default_schema import DEFAULT_SCHEMA_MESSAGE
 from appliance.control.request_fields import Requester
 from appliance.control.topics.bin import CHECK_NS, REPEAT_NS, REQUESTS_MAX, TopicBin
@@ -27,7 +28,7 @@ class World:
 
     def __init__(self, path: pathlib.Path) -> None:
         self.catalog = Catalog(str(path / "coordinator.db"), 100)
-        self.catalog.register_dirs([("a", "/a")])
+        self.catalog.slots.register([("a", "/a")])
         self.elapsed_ms = 0
         self.now_ns = 1
         self.wall_us = 0
@@ -123,7 +124,7 @@ def test_a_purge_is_over_when_the_files_are_gone_and_is_repeated_until_then(worl
     world.bin.take(REQUESTER, Api.LIST_DELETED_TOPICS, {}, 1, 1 << 19)
     world.names.clear()
     world.step()
-    assert world.catalog.deleted_topics() == []
+    assert DeletedTopics(world.catalog).all() == []
 
 
 def test_a_request_is_answered_when_all_that_it_names_is_removed(world: World) -> None:
@@ -198,7 +199,7 @@ def test_a_list_has_pages(world: World) -> None:
 def test_a_topic_comes_back_with_new_slots_and_all_else(world: World) -> None:
     topic = world.delete("t", 10)
     world.catalog.create_topic("u", 3, {}, DEFAULT_SCHEMA_MESSAGE, False, 5)
-    back = world.catalog.undelete(world.bin.named({"name": "t"}), "v")
+    back = DeletedTopics(world.catalog).undelete(world.bin.named({"name": "t"}), "v")
     assert (back.name, back.version, back.is_coming_back) == ("v", topic.version + 1, True)
     assert back.topic_id == topic.topic_id
     assert [row.slot for row in back.partitions] == [3, 4]
@@ -210,15 +211,15 @@ def test_a_topic_comes_back_with_new_slots_and_all_else(world: World) -> None:
 
 def test_the_rows_of_the_bin_are_those_of_the_golden_file(world: World) -> None:
     world.catalog.database.executescript((GOLDEN / "catalog_v6_bin.sql").read_text())
-    [deleted] = world.catalog.deleted_topics()
+    [deleted] = DeletedTopics(world.catalog).all()
     topic = Topic(
         bytes(range(16)), "orders", "kept", 5, False, 9, b"\x00\xff", {"retention.ms": -1},
         (PartitionRow(0, 0, -1, 10, "0-8191"), PartitionRow(1, 0, -1, 0, "8192-16383", ((0, 7),))),
         77, b"", (1, 2),
     )  # fmt: skip
     assert deleted == (topic, 123, 456, 789)
-    world.catalog.forget_deleted(topic.topic_id)
+    DeletedTopics(world.catalog).forget(topic.topic_id)
     schemas = world.catalog.database.execute("SELECT count(*) FROM schemas").fetchone()
     assert schemas == (0,)
-    world.catalog.restore_deleted(deleted)
-    assert world.catalog.deleted_topics() == [deleted]
+    DeletedTopics(world.catalog).restore(deleted)
+    assert DeletedTopics(world.catalog).all() == [deleted]

@@ -12,8 +12,8 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from appliance.catalog.bin_rows import deleted_topic
 from appliance.catalog.catalog import Catalog, Topic
+from appliance.catalog.deleted_topics import DeletedTopics, deleted_topic
 from appliance.config.default_schema import DEFAULT_SCHEMA_MESSAGE
 from appliance.control.request_fields import Requester
 from appliance.control.topics.bin import TopicBin
@@ -56,7 +56,7 @@ class World:
 
     def __init__(self, directory: pathlib.Path) -> None:
         self.catalog = Catalog(f"{directory}/coordinator.db", 2000)
-        self.catalog.register_dirs([("a", "/a")])
+        self.catalog.slots.register([("a", "/a")])
         self.topics: dict[str, Topic] = {}
         self.answers: list[tuple[ErrorCode, dict[str, Any]]] = []
         self.failures: list[str] = []
@@ -403,7 +403,7 @@ def test_a_topic_that_comes_back_counts_against_the_quotas_of_its_prefix(
     world = World(tmp_path)
     old = world.catalog.create_topic("mine.old", 2, {}, DEFAULT_SCHEMA_MESSAGE, False, 5)
     old = world.catalog.mark_deleting(old, 10)
-    world.catalog.put_in_bin(deleted_topic(old, 5, 10, 0))
+    DeletedTopics(world.catalog).put(deleted_topic(old, 5, 10, 0))
     monkeypatch.setattr(world.bin, "check_whole", lambda _deleted: None)
     world.ask(["mine.new"])
     world.run()

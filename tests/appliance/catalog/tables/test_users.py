@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from appliance.catalog.catalog import Catalog
-from appliance.catalog.users import count_users, read_acls, read_users
+from appliance.catalog.tables.users import count_users, read_acls, read_users
 from appliance.control.users.offline_users import offline_users
 from appliance.control.users.user_commands import PAGE, UserCommands
 from appliance.data.data_dir_lock import take
@@ -31,7 +31,7 @@ from shm.rights.users import user_of
 from tailrace.core.errors import InvalidRequestError, TailraceError
 from tailrace.protocol.frame import Api
 
-GOLDEN = pathlib.Path(__file__).parents[2] / "golden"
+GOLDEN = pathlib.Path(__file__).parents[3] / "golden"
 HASH = "$argon2id$v=19$m=65536,t=3,p=4$c29tZXNhbHRzb21l$RdescudvJCsgt3ub+b4dWRWJTmaaJObG"
 
 
