@@ -264,6 +264,7 @@ def build(context: ProcessContext) -> Console:
         ProcessStates(
             context.control, roles, context.spec.data_dirs,
             OccupancyReader(context.spec.regions, context.attach),
+            settings["fronts"] - 1 if settings["gateways"] else None,
         ),
         address,
         context.slot.cell(ProcessWord.HTTP_PORT),

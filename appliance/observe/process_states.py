@@ -18,6 +18,7 @@ from shm.memory.layout import (
 )
 from shm.runtime.agent_runner import process_name
 from shm.tables.control import Control
+from shm.tables.kafka_measurements import KafkaValues
 from shm.tables.measurements import CreditValues, Exemplar, HistogramValues
 
 _MEASURES = {
@@ -60,6 +61,10 @@ class ProcessState:
     """Front: open connections."""
     sent_bytes: int = 0
     """Front: bytes of responses to fetches."""
+    refused: int = 0
+    """Front: connections that were refused."""
+    kafka: KafkaValues | None = None
+    """The Kafka gateway: its measurements."""
     cpu_seconds: float = 0.0
     open_files: int = 0
 
@@ -87,12 +92,16 @@ class ProcessStates:
         roles: Callable[[], list[tuple[Role, int]]],
         data_dirs: Sequence[str] = (),
         occupancy: OccupancyReader | None = None,
+        gateway: int | None = None,
     ) -> None:
-        """`roles`: the processes that should run. `data_dirs`: by the numbers of their flushers."""
+        """`roles`: the processes that should run. `data_dirs`: by the numbers of their flushers.
+        `gateway`: the Kafka gateway's number among the fronts.
+        """
         self.control = control
         self.occupancy = occupancy
         self._data_dirs = data_dirs
         self._roles = roles
+        self._gateway = None if gateway is None else (Role.FRONT, gateway)
 
     def processes(self) -> list[ProcessState]:
         found = []
@@ -116,6 +125,8 @@ class ProcessStates:
                     slot.throttles.values() if role is Role.FRONT else (0, {}),
                     slot.load(ProcessWord.SESSIONS) if role is Role.FRONT else 0,
                     slot.load(ProcessWord.BYTES_COUNT) if role is Role.FRONT else 0,
+                    slot.load(ProcessWord.REFUSED_COUNT) if role is Role.FRONT else 0,
+                    slot.kafka.values() if (role, index) == self._gateway else None,
                     _cpu_seconds(pid), _open_files(pid),
                 )
             )  # fmt: skip

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 from netfront.kafka.apis.call import Call, RefusedError, Services
@@ -36,11 +36,16 @@ from netfront.kafka.wire.codec import (
 )
 from netfront.kafka.wire.errors import KafkaError
 from shm.runtime.error_handler import CountedErrorHandler
+from shm.tables.kafka_measurements import KafkaMeasurements
 
 logger = logging.getLogger(__name__)
 
 PIPELINED_MAX = 16
 CLIENT_ID_MAX = 200
+CODE_FIELDS = ("error_code", "partition_error_code", "acknowledge_error_code")
+PARTS_DEPTH = 2
+PARTS_MAX = 64
+"""Parts of each list of a response whose errors are counted."""
 _HEADER = struct.Struct(">hhi")
 _SIZE = struct.Struct(">i")
 _SIZE_AND_ID = struct.Struct(">ii")
@@ -54,14 +59,12 @@ class Dispatcher:
         services: Services,
         transport: PeerTransport,
         error_handler: CountedErrorHandler,
-        count_request: Callable[[int], None],
-        count_error: Callable[[int], None],
+        measurements: KafkaMeasurements,
     ) -> None:
         self._services = services
         self._transport = transport
         self._error_handler = error_handler
-        self._count_request = count_request
-        self._count_error = count_error
+        self._measurements = measurements
         self.listener: Listener | None = None
         """Set once it exists."""
         self.waiting: deque[Connection] = deque()
@@ -97,7 +100,7 @@ class Dispatcher:
         if row is None or definition(api) is None:
             self._refuse(connection, f"API {api} is unknown (UNSUPPORTED_VERSION)")
             return
-        self._count_request(api)
+        self._measurements.began(api, len(frame) + _SIZE.size)
         if not row.low <= version <= row.high:
             if api != API_VERSIONS:
                 self._refuse(
@@ -138,10 +141,15 @@ class Dispatcher:
         except Exception as error:
             self._fail(connection, exchange, error)
             return
-        self._respond(connection)
+        if isinstance(response, dict):
+            for code in error_codes(response):
+                self._measurements.failed(exchange.api, code)
+        self._respond(connection, exchange)
 
-    def _respond(self, connection: Connection) -> None:
+    def _respond(self, connection: Connection, exchange: Exchange) -> None:
         assert self.listener is not None
+        duration_ns = self._services.monotonic_ns() - exchange.started_ns
+        self._measurements.ended(exchange.api, duration_ns, len(exchange.response or b""))
         self.listener.respond(connection)
         if connection.frames:
             self.waiting.append(connection)
@@ -157,7 +165,7 @@ class Dispatcher:
             sentence = self._error_handler.on_error(
                 f"kafka_api={exchange.api} version={exchange.version}", error
             )
-        self._count_error(code)
+        self._measurements.failed(exchange.api, code)
         found = definition(exchange.api)
         assert found is not None
         if not any(field["name"] == "error_code" for field in found["response"]):
@@ -170,7 +178,22 @@ class Dispatcher:
             self._error_handler.on_error("kafka_error_response", second)
             self._refuse(connection, sentence or code.name)
             return
-        self._respond(connection)
+        self._respond(connection, exchange)
+
+
+def error_codes(response: dict[str, Any], depth: int = PARTS_DEPTH) -> Iterator[int]:
+    """The error codes in a response and its parts, without NONE. Of a list the first PARTS_MAX
+    parts count.
+    """
+    for name, value in response.items():
+        if name in CODE_FIELDS:
+            if value:
+                yield value
+        elif depth and isinstance(value, list):
+            for part in value[:PARTS_MAX]:
+                if not isinstance(part, dict):
+                    break
+                yield from error_codes(part, depth - 1)
 
 
 def _may_begin(connection: Connection) -> bool:

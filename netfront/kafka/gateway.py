@@ -73,6 +73,7 @@ class Gateway:
         self._services = services
         self._slot = slot
         self._refused_count = 0
+        self._connection_count = -1
 
     def step(self, now_ns: int) -> int:
         """Run one step of the loop. Return the amount of work done."""
@@ -87,10 +88,14 @@ class Gateway:
             callback()
         work += self._dispatcher.step()
         work += self._listener.flush()
-        self._count_refused()
+        self._count_connections()
         return work
 
-    def _count_refused(self) -> None:
+    def _count_connections(self) -> None:
+        connections = len(self._listener)
+        if connections != self._connection_count:
+            self._connection_count = connections
+            self._slot.kafka.set_connections(connections)
         count = self._listener.refused_count
         if count != self._refused_count:
             before = self._slot.load(ProcessWord.REFUSED_COUNT)
@@ -158,8 +163,7 @@ def build_gateway(context: ProcessContext, listener_of: Any) -> Gateway:
         services,
         transport,
         CountedErrorHandler(context.slot),
-        lambda _api: None,
-        lambda _code: None,
+        context.slot.kafka,
     )
     listener = listener_of(dispatcher)
     dispatcher.listener = listener

@@ -12,7 +12,7 @@ Layout of a region: 128 bytes of header, then by kind:
     table    slots (576 B each)
     settings words | text | text
     control  words | process slots (320 B each) | measurements (2 KiB a process) |
-             exemplars and credit of each front
+             exemplars and credit of each front | measurements of the Kafka gateway
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar, NamedTuple
 
-LAYOUT_VERSION = 6
+LAYOUT_VERSION = 7
 REGION_MAGIC = 0x314D485352544C54
 REGION_HEADER_BYTES = 128
 LINE_BYTES = 64
@@ -329,6 +329,13 @@ HISTOGRAM_BYTES = (BUCKET_COUNT + 1) * WORD_BYTES
 EXEMPLAR_BYTES = 5 * WORD_BYTES
 """Sequence, trace id (two words), duration in nanoseconds, time in microseconds since 1970."""
 COUNTERS_MAX = 64
+KAFKA_APIS_MAX = 128
+KAFKA_CODES_MAX = 192
+KAFKA_WORDS = 8
+"""Connections, bytes of requests, bytes of responses; the others are free."""
+KAFKA_BYTES = (
+    KAFKA_WORDS + 2 * KAFKA_APIS_MAX + KAFKA_CODES_MAX
+) * WORD_BYTES + KAFKA_APIS_MAX * HISTOGRAM_BYTES
 MEASUREMENT_BYTES = 2048
 
 
@@ -400,12 +407,17 @@ class ControlLayout:
         """
         return align(self.exemplars(FRONTS_MAX), LINE_BYTES) + front * LINE_BYTES
 
+    @property
+    def kafka(self) -> int:
+        """Words of the Kafka gateway: see `shm.tables.kafka_measurements`."""
+        return align(self.credit(FRONTS_MAX), LINE_BYTES)
+
     def _measurements_of(self, role: Role, index: int) -> int:
         return self.measurements + (_ROLE_START[role] + index) * MEASUREMENT_BYTES
 
     @property
     def size(self) -> int:
-        return align(self.credit(FRONTS_MAX), PAGE_BYTES)
+        return align(self.kafka + KAFKA_BYTES, PAGE_BYTES)
 
 
 # ---- settings ------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from __future__ import annotations
 from shm.memory.atomic_word import AtomicBuffer, AtomicCounter
 from shm.memory.layout import WORD_BYTES, ControlLayout, Measure, Phase, ProcessWord, Role
 from shm.memory.region import Region
+from shm.tables.kafka_measurements import KafkaMeasurements
 from shm.tables.measurements import (
     Counters,
     CreditState,
@@ -74,6 +75,11 @@ class ProcessSlot:
     def credit(self) -> CreditState:
         """Front: the occupancy of its credit."""
         return CreditState(self._words, self._layout.credit(self.index))
+
+    @property
+    def kafka(self) -> KafkaMeasurements:
+        """Measurements of the Kafka gateway."""
+        return KafkaMeasurements(self._words, self._layout.kafka)
 
     @property
     def requests(self) -> Counters:

@@ -222,7 +222,7 @@ def test_each_alert_has_its_section_and_each_metric_of_rules_and_dashboard_exist
     later = set(re.findall(r"\"(tailrace_\w+)\"", "".join(path.read_text() for path in source)))
     dashboard = (ROOT / "deploy" / "grafana" / "tailrace.json").read_text()
     used = set(re.findall(r"tailrace_\w+", rules + dashboard)) - {"tailrace_rules"}
-    known = exported | later | {f"{name}_total" for name in later}
+    known = exported | later | {f"{name}{end}" for name in later for end in ("_total", "_bucket")}
     assert used - known == set()
     panels = json.loads(dashboard)["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
