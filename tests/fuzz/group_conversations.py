@@ -183,7 +183,8 @@ def _end_transaction(rng: random.Random, world: World) -> Made:
         Api.END_TRANSACTION,
         {
             **_guessed(rng),
-            "outcome": rng.choice(("commit", "abort", "prepare")),
+            "outcome": rng.choice(("commit", "abort", "prepare", "stage")),
+            "staged": rng.choice((None, "", "offsets", "x" * 70_000)),
             "branches": rng.choice((None, [], [_branch(rng)], [_branch(rng), _branch(rng)])),
             "is_empty": rng.choice((None, True, False)),
             "offsets": rng.choice((None, [], [{"group": _group(rng), "entries": offsets}])),

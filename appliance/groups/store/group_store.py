@@ -27,8 +27,10 @@ from appliance.groups.store.schema import (
     FROM_4_TO_5,
     FROM_5_TO_6,
     FROM_6_TO_7,
+    FROM_7_TO_8,
     SCHEMA_VERSION,
     TABLES,
+    TO_8_WITH_NEW_TABLES,
     GroupRow,
     MemberRow,
     OffsetRow,
@@ -166,6 +168,10 @@ class GroupStore:
             self._db.executescript(FROM_5_TO_6)
         if found in range(1, 7):
             self._db.executescript(FROM_6_TO_7)
+        if found in (1, 2):
+            self._db.executescript(TO_8_WITH_NEW_TABLES)
+        elif found in range(3, 8):
+            self._db.executescript(FROM_7_TO_8)
         self._db.executescript(
             f"BEGIN; {TABLES} INSERT OR IGNORE INTO meta VALUES ('schema_version', "
             f"{SCHEMA_VERSION}); COMMIT;"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS groups (
@@ -32,7 +32,8 @@ CREATE TABLE IF NOT EXISTS transactional_ids (
     id_number INTEGER PRIMARY KEY, transactional_id TEXT NOT NULL UNIQUE, producer_id INTEGER NOT NULL, epoch INTEGER NOT NULL, owner INTEGER NOT NULL,
     ordinal INTEGER NOT NULL, timeout_ms INTEGER NOT NULL, used_elapsed_ms INTEGER NOT NULL, owned_ms INTEGER NOT NULL, is_registered INTEGER NOT NULL,
     client_id TEXT NOT NULL, ended TEXT NOT NULL, attempt TEXT NOT NULL, prepared TEXT NOT NULL DEFAULT '',
-    branches TEXT NOT NULL DEFAULT '', metadata TEXT NOT NULL DEFAULT '', replaced TEXT NOT NULL DEFAULT ''
+    branches TEXT NOT NULL DEFAULT '', metadata TEXT NOT NULL DEFAULT '', replaced TEXT NOT NULL DEFAULT '',
+    staged TEXT NOT NULL DEFAULT ''
 ) STRICT;
 CREATE INDEX IF NOT EXISTS registered_ids ON transactional_ids (id_number) WHERE is_registered = 1;
 CREATE INDEX IF NOT EXISTS unregistered_ids ON transactional_ids (used_elapsed_ms) WHERE is_registered = 0;
@@ -79,6 +80,15 @@ COMMIT;
 """Version 5 had neither metadata of commits nor shared owners."""
 FROM_6_TO_7 = "UPDATE meta SET value = 7 WHERE name = 'schema_version';"
 """Version 6 had no patterns: the list of a member's settings was one shorter."""
+FROM_7_TO_8 = """
+BEGIN;
+ALTER TABLE transactional_ids ADD COLUMN staged TEXT NOT NULL DEFAULT '';
+UPDATE meta SET value = 8 WHERE name = 'schema_version';
+COMMIT;
+"""
+"""Version 7 had nothing staged."""
+TO_8_WITH_NEW_TABLES = "UPDATE meta SET value = 8 WHERE name = 'schema_version';"
+"""The tables of transactions were made on the way from version 2."""
 
 
 class GroupRow(NamedTuple):
@@ -151,6 +161,7 @@ class TransactionalIdRow(NamedTuple):
     `branches`: JSON of its branch producers, or "".
     `metadata`: the text of the last commit that had one, or "".
     `replaced`: JSON of the names of shared owners that were replaced, or "".
+    `staged`: the text that its owner has left with its current transaction, or "".
     """
 
     id_number: int
@@ -170,3 +181,4 @@ class TransactionalIdRow(NamedTuple):
     branches: str = ""
     metadata: str = ""
     replaced: str = ""
+    staged: str = ""

@@ -21,7 +21,7 @@ from appliance.groups.store.schema import TransactionalIdRow
 from tailrace.core.errors import StorageError
 
 _MARKS = ", ".join("?" * len(TransactionalIdRow._fields))
-_ADVANCED = ("producer_id", "epoch", "ordinal", "used_elapsed_ms", "ended", "prepared")
+_ADVANCED = ("producer_id", "epoch", "ordinal", "used_elapsed_ms", "ended", "prepared", "staged")
 """The fields that a decision changes."""
 _advanced = attrgetter(*_ADVANCED, "id_number")
 _others = attrgetter(*(name for name in TransactionalIdRow._fields if name not in _ADVANCED))

@@ -61,9 +61,11 @@ from appliance.groups.transactions.owners import Owners
 from appliance.groups.transactions.requests.answers import ended, initialized
 from appliance.groups.transactions.requests.branches import create_in, join_in
 from appliance.groups.transactions.requests.fields import (
+    STAGE,
     end_in,
     owner_in,
     producer_in,
+    stage_in,
     transactional_id_in,
 )
 from appliance.groups.transactions.requests.prepared import (
@@ -158,6 +160,8 @@ class TransactionCoordinator:
             self._owners.init(requester, request, now_ns + WAIT_NS)
         elif api == Api.END_TRANSACTION and request.get("outcome") == PREPARE:
             self._ending.prepare(requester, prepare_in(request))
+        elif api == Api.END_TRANSACTION and request.get("outcome") == STAGE:
+            self._ending.stage(requester, stage_in(request))
         elif api == Api.END_TRANSACTION and is_by_id(request):
             self._ending.decide_by_id(requester, decide_in(request))
         elif api == Api.END_TRANSACTION:

@@ -123,7 +123,8 @@ class Decider:
             row._replace(
                 producer_id=producer_id, epoch=epoch, ordinal=self._numbers.new_ordinal(),
                 used_elapsed_ms=self._elapsed_ms(), is_registered=int(by != BY_IDLENESS),
-                ended=with_end(row.ended, end), prepared="", branches=encoded_pool(next_pool),
+                ended=with_end(row.ended, end), prepared="", staged="",
+                branches=encoded_pool(next_pool),
                 metadata=row.metadata if metadata is None else metadata,
             ),
             begins_transaction=True,

@@ -78,6 +78,7 @@ class Describer:
                 "owned_ms": entry.row.owned_ms,
                 "prepared": described(entry.row),
                 "metadata": entry.row.metadata,
+                "staged": entry.row.staged,
                 "branches": [list(branch) for branch in pool_of(entry.row).registered],
                 "last": last,
                 "workers_pending": self.workers_pending(entry),

@@ -32,7 +32,7 @@ from appliance.groups.transactions.ids.fencing import aborted_sentence
 from appliance.groups.transactions.ids.id_table import Entry
 from appliance.groups.transactions.ids.prepared_mark import prepared_of
 from appliance.groups.transactions.requests.answers import ended, following
-from appliance.groups.transactions.requests.fields import EndRequest
+from appliance.groups.transactions.requests.fields import STAGE, EndRequest, StageRequest
 from appliance.groups.transactions.requests.prepared import (
     PREPARE,
     DecideRequest,
@@ -118,6 +118,23 @@ class Ending:
             self._offsets.apply_acknowledgements(acknowledged)
         self._answer_end(entry, requester, request.outcome)
 
+    def stage(self, requester: Requester, request: StageRequest) -> None:
+        """The owner leaves a text with its transaction, which goes with the transaction's end."""
+        entry = self._step.entry(request.transactional_id)
+        row = entry.row
+        end = find_end(row.ended, request.producer_id, request.epoch)
+        if request.owner != row.owner:
+            self._step.refuse_fenced(entry, end if end and end.owner == request.owner else None)
+        if (request.producer_id, request.epoch) != (row.producer_id, row.epoch):
+            self._refuse_prepare(entry, requester, end)
+            return
+        if row.prepared:
+            raise InvalidTransactionError("the transaction is prepared: it takes no more")
+        self._step.table.use(entry, self._step.now_ns)
+        self._step.table.change(entry, row._replace(staged=request.staged))
+        body = {"outcome": STAGE, **following(entry.row)}
+        self._step.answer(requester, orjson.dumps(body), depends=True)
+
     def prepare(self, requester: Requester, request: PrepareRequest) -> None:
         """The owner seals its transaction, which then waits for its decision."""
         entry = self._step.entry(request.transactional_id)
@@ -152,7 +169,7 @@ class Ending:
         code, sentence = ErrorCode.TRANSACTION_ABORTED, aborted_sentence(entry.row, end)
         if end.outcome == Outcome.COMMIT:
             code = ErrorCode.INVALID_TRANSACTION
-            sentence = "the transaction was committed before, it cannot be prepared"
+            sentence = "the transaction was committed before, it takes nothing more"
         body = {"message": sentence, **following(entry.row), "outcome": end.name}
         self._step.answer(requester, orjson.dumps(body), code, depends=True)
 

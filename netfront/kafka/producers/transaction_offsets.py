@@ -1,6 +1,7 @@
 """The offsets that a transaction of a Kafka producer commits with its records, by group.
 
-Owner: one gateway, in memory.
+Owner: one gateway, in memory. The coordinator has them as a text, durably, before they are
+acknowledged.
 
 Invariants:
 - A group is there once, with the member that committed last.
@@ -12,6 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import orjson
+
+STAGED_MAX = 65_536
+TOO_MANY = "!"
+"""Staged instead of offsets that have more characters."""
 OFFSETS_MAX = 4_096
 """Offsets of one group in a transaction."""
 Place = tuple[str, int]
@@ -78,6 +84,25 @@ class TransactionOffsets:
             }
             for name, found in self._groups.items()
         ]
+
+    def staged_text(self) -> str:
+        """The text that the coordinator keeps for a restart of the gateway."""
+        groups = [
+            [name, *found.committer, list(found.entries.values())]
+            for name, found in self._groups.items()
+        ]
+        text = orjson.dumps(groups).decode()
+        return text if len(text) <= STAGED_MAX else TOO_MANY
+
+    def restore(self, text: str) -> bool:
+        """Take up what was staged. False: there was more than a text holds."""
+        if text == TOO_MANY:
+            return False
+        for name, member_id, epoch, is_of_coordinator, entries in orjson.loads(text or "[]"):
+            committer = Committer(member_id, epoch, is_of_coordinator)
+            places = {(entry[0], entry[1]): entry for entry in entries}
+            self._groups[name] = _Group(committer, places)
+        return True
 
     def clear(self) -> None:
         """Forget all of them."""

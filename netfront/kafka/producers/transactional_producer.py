@@ -11,9 +11,9 @@ Invariants:
 - A translated batch has a valid checksum only if it came with one.
 - At most PRODUCERS_MAX transactional ids are known here. Those without a transaction go first.
 
-Crash: the coordinator has owner and epoch, and the offsets are lost. The transaction that was open
-aborts when its client wants to commit it. A client of version 2 goes on with the next one. An older
-one is fenced when its transaction is not the first: it cannot be told from an earlier owner.
+Crash: the coordinator has owner, epoch and the offsets, so the transaction that was open goes on.
+Only with more offsets than the coordinator keeps does its commit abort. A client of version 1 is
+fenced when its transaction is not the first: it cannot be told from an earlier owner.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from netfront.kafka.producers import transactional_producer
+from netfront.kafka.producers import transaction_offsets, transactional_producer
 from netfront.kafka.producers.transaction_offsets import Committer, TransactionOffsets
 from netfront.kafka.producers.transactional_producer import (
     TransactionalProducer,
@@ -59,3 +59,19 @@ def test_a_producer_with_offsets_alone_stays_when_an_idle_one_can_go(
         producers.put(name, one)
     assert producers.get("busy") is not None
     assert producers.get("idle") is None
+
+
+def test_staged_offsets_come_back_and_too_many_are_known_as_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    offsets = TransactionOffsets()
+    assert TransactionOffsets().restore(offsets.staged_text())
+    offsets.keep("g", Committer("m", 3, True), ("t", 0), ["t", 0, 5])
+    offsets.keep("h", Committer("", -1, False), ("t", 1), ["t", 1, 7])
+    again = TransactionOffsets()
+    assert again.restore(offsets.staged_text())
+    assert again.groups_json() == offsets.groups_json()
+    monkeypatch.setattr(transaction_offsets, "STAGED_MAX", 10)
+    lost = TransactionOffsets()
+    assert not lost.restore(offsets.staged_text())
+    assert not lost

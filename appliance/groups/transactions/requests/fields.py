@@ -19,6 +19,9 @@ from tailrace.core.errors import InvalidRequestError
 TRANSACTIONAL_ID_MAX = 255
 ATTEMPT_MAX = 64
 METADATA_MAX = 1_024
+STAGE = "stage"
+"""The `outcome` of END_TRANSACTION that leaves a text with the transaction and ends nothing."""
+STAGED_MAX = 65_536
 GROUPS_AT_ONCE_MAX = 64
 """Groups whose offsets one transaction commits."""
 NUMBER_MAX = (1 << 63) - 1
@@ -42,6 +45,26 @@ class EndRequest(NamedTuple):
     metadata: str | None
     """Text that is kept with the id from this commit on; None: what was kept stays."""
     branches: frozenset[ProducerEpoch]
+
+
+class StageRequest(NamedTuple):
+    """END_TRANSACTION with the outcome `stage`."""
+
+    transactional_id: str
+    owner: int
+    producer_id: int
+    epoch: int
+    staged: str
+
+
+def stage_in(request: Mapping[str, Any]) -> StageRequest:
+    """All fields of a request to stage."""
+    name, owner = transactional_id_in(request), owner_in(request)
+    if owner is None:
+        raise InvalidRequestError("owner is missing; it takes the owner of INIT_TRANSACTIONS")
+    return StageRequest(
+        name, owner, *producer_in(request), text_in(request, "staged", STAGED_MAX) or ""
+    )
 
 
 def transactional_id_in(request: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from netfront.kafka.apis.call import Call
 from netfront.kafka.apis.groups.classic_groups import commit_error, has_members, is_possible_member
 from netfront.kafka.apis.transactions.end import MS
-from netfront.kafka.apis.transactions.owner import producer_or_error
+from netfront.kafka.apis.transactions.owner import aborted_error, fenced, producer_or_error
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.producers.transaction_offsets import Committer
 from netfront.kafka.producers.transactional_producer import TransactionalProducer
@@ -31,7 +31,7 @@ def commit_offsets(call: Call) -> Steps:
             error = KafkaError.INVALID_PRODUCER_EPOCH
     else:
         committer = Committer("", -1, False)
-    topics = []
+    topics, is_kept = [], False
     for topic in request["topics"]:
         entries = []
         for partition in topic["partitions"]:
@@ -39,9 +39,37 @@ def commit_offsets(call: Call) -> Steps:
             code = error
             if code is KafkaError.NONE:
                 code = _keep_offset(call, found, committer, place, partition)
+                is_kept = is_kept or code is KafkaError.NONE
             entries.append({"partition_index": place[1], "error_code": code})
         topics.append({"name": topic["name"], "partitions": entries})
+    if is_kept:
+        error = yield from _stage(call, found)
+        for entry in (entry for topic in topics for entry in topic["partitions"]):
+            if entry["error_code"] is KafkaError.NONE:
+                entry["error_code"] = error
     return {"topics": topics}
+
+
+def _stage(call: Call, producer: TransactionalProducer) -> Steps:
+    """Leave the offsets with the coordinator, for a restart of this gateway. Returns a
+    KafkaError.
+    """
+    transaction = producer.producer_id, producer.producer_epoch
+    answer = yield call.ask(
+        Api.END_TRANSACTION,
+        {"transactional_id": call.request["transactional_id"], "owner": producer.owner,
+         "producer_id": transaction[0], "producer_epoch": transaction[1], "outcome": "stage",
+         "staged": producer.offsets.staged_text()},
+    )  # fmt: skip
+    if (producer.producer_id, producer.producer_epoch) != transaction:
+        return KafkaError.INVALID_PRODUCER_EPOCH
+    if answer.code is ErrorCode.TRANSACTION_ABORTED:
+        found = answer.json()
+        producer.note_aborted(found["producer_id"], found["producer_epoch"])
+        return aborted_error(producer)
+    if answer.code is ErrorCode.PRODUCER_FENCED:
+        return fenced(call.version, 99)
+    return coordinator_error(answer.code)
 
 
 def _member_error(call: Call, committer: Committer) -> Steps:

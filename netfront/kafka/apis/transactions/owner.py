@@ -11,6 +11,7 @@ from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
 
 VERSION_2_PRODUCE = 12
+MS = 1_000_000
 
 
 def fenced(version: int, since: int) -> KafkaError:
@@ -36,9 +37,7 @@ def find_producer(call: Call, name: str, identity: tuple[int, int], since: int) 
 
 
 def _recover(call: Call, name: str, identity: tuple[int, int], since: int) -> Steps:
-    """Ask the coordinator, after a restart of this gateway. It does not know whether there were
-    offsets.
-    """
+    """Ask the coordinator, after a restart of this gateway."""
     answer = yield call.ask(Api.DESCRIBE_TRANSACTION, {"transactional_id": name})
     if answer.code is not ErrorCode.OK:
         raise RefusedError(coordinator_error(answer.code), answer.sentence)
@@ -47,7 +46,8 @@ def _recover(call: Call, name: str, identity: tuple[int, int], since: int) -> St
         raise RefusedError(fenced(call.version, since))
     producer = TransactionalProducer(*identity, found["owner"], found["timeout_ms"])
     producer.is_version_2 = True  # or its first transaction: nothing to translate yet
-    producer.is_incomplete = True
+    producer.is_incomplete = not producer.offsets.restore(found["staged"])
+    producer.offsets_until_ns = call.services.now_ns + producer.timeout_ms * MS
     producer.has_batches = found["state"] != "empty"
     return producer
 

@@ -32,6 +32,7 @@ from tests.appliance.groups.kit import Bench, Client, Refused, settle
 
 GOLDEN_4 = Path(__file__).parents[3] / "golden/groups_v4.sql"
 GOLDEN_5 = Path(__file__).parents[3] / "golden/groups_v5.sql"
+GOLDEN_7 = Path(__file__).parents[3] / "golden/groups_v7.sql"
 GOLDEN_6 = Path(__file__).parents[3] / "golden/groups_v6.sql"
 GROUP = GroupRow(1, "billing", "consumer", 1, "sticky", 0, 5, 0, "{}")
 
@@ -141,6 +142,7 @@ def test_a_database_of_version_3_is_migrated_with_its_transactional_ids(tmp_path
             "ALTER TABLE transactional_ids DROP COLUMN branches;"
             "ALTER TABLE transactional_ids DROP COLUMN metadata;"
             "ALTER TABLE transactional_ids DROP COLUMN replaced;"
+            "ALTER TABLE transactional_ids DROP COLUMN staged;"
             "INSERT INTO transactional_ids VALUES (1, 'a', 5, 2, 3, 4, 9, 0, 0, 1, 'c', '[]', '');"
             "UPDATE meta SET value = 3 WHERE name = 'schema_version';"
         )
@@ -192,6 +194,19 @@ def test_a_database_of_version_5_is_migrated_with_its_branches(tmp_path: Path) -
         store.close()
 
 
+def test_a_transactional_id_of_version_7_has_nothing_staged(tmp_path: Path) -> None:
+    path = tmp_path / "groups.db"
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.executescript(GOLDEN_7.read_text())
+    for staged in ("", "text"):
+        store = GroupStore(str(path))
+        (row,) = TransactionRows(store).loaded_ids()
+        assert (row.transactional_id, row.staged) == ("copier", staged)
+        TransactionRows(store).put_ids([row._replace(staged="text")])
+        store.commit()
+        store.close()
+
+
 def test_members_of_version_6_have_no_pattern(tmp_path: Path) -> None:
     path = tmp_path / "groups.db"
     with contextlib.closing(sqlite3.connect(path)) as database:
@@ -234,9 +249,9 @@ def test_a_database_of_another_version_or_program_stays_as_it_is(tmp_path: Path)
     path = tmp_path / "groups.db"
     GroupStore(str(path)).close()
     with sqlite3.connect(path) as database:
-        database.execute("UPDATE meta SET value = 8 WHERE name = 'schema_version'")
+        database.execute("UPDATE meta SET value = 9 WHERE name = 'schema_version'")
     database.close()
-    with pytest.raises(StorageError, match="schema version 8, this build reads 7"):
+    with pytest.raises(StorageError, match="schema version 9, this build reads 8"):
         GroupStore(str(path))
     other = tmp_path / "other.db"
     with sqlite3.connect(other) as database:
