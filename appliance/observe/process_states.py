@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from appliance.observe.occupancy import OccupancyReader
 from shm.memory.layout import (
@@ -18,8 +18,10 @@ from shm.memory.layout import (
 )
 from shm.runtime.agent_runner import process_name
 from shm.tables.control import Control
-from shm.tables.kafka_measurements import KafkaValues
 from shm.tables.measurements import CreditValues, Exemplar, HistogramValues
+
+if TYPE_CHECKING:
+    from shm.tables.kafka_measurements import KafkaValues
 
 _MEASURES = {
     Role.FRONT: (Measure.PRODUCE, Measure.FETCH, Measure.DELIVERY),

@@ -13,10 +13,11 @@ Crash: removed with the instance. A restarted process finds its generation here.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from shm.memory.atomic_word import AtomicBuffer, AtomicCounter
 from shm.memory.layout import WORD_BYTES, ControlLayout, Measure, Phase, ProcessWord, Role
 from shm.memory.region import Region
-from shm.tables.kafka_measurements import KafkaMeasurements
 from shm.tables.measurements import (
     Counters,
     CreditState,
@@ -24,6 +25,9 @@ from shm.tables.measurements import (
     Histogram,
     ThrottleState,
 )
+
+if TYPE_CHECKING:
+    from shm.tables.kafka_measurements import KafkaMeasurements
 
 
 class _Cells(dict[ProcessWord, AtomicCounter]):
@@ -79,6 +83,8 @@ class ProcessSlot:
     @property
     def kafka(self) -> KafkaMeasurements:
         """Measurements of the Kafka gateway."""
+        from shm.tables.kafka_measurements import KafkaMeasurements  # most processes have no use
+
         return KafkaMeasurements(self._words, self._layout.kafka)
 
     @property

@@ -12,7 +12,6 @@ from typing import Any
 from prometheus_client.core import InfoMetricFamily, Metric
 
 from appliance.observe.metrics.groups import ObservedGroups, group_families
-from appliance.observe.metrics.kafka import kafka_families
 from appliance.observe.metrics.measurements import measurement_families
 from appliance.observe.metrics.metric_family import counter, gauge
 from appliance.observe.metrics.partitions import partition_families
@@ -60,7 +59,10 @@ def families(observed: Observed) -> Iterator[Metric]:
     )
     yield from _of_processes(observed.processes)
     yield from measurement_families(observed.processes)
-    yield from kafka_families(observed.processes)
+    if any(process.kafka is not None for process in observed.processes):
+        from appliance.observe.metrics.kafka import kafka_families  # with a Kafka gateway alone
+
+        yield from kafka_families(observed.processes)
     yield from _of_cleaners(observed.cleaners)
     yield from _of_occupancy("ring", _RING_DOC, observed.rings)
     yield from _of_occupancy("lane", _LANE_DOC, observed.lanes)
