@@ -96,6 +96,7 @@ from tailrace.protocol.listeners import front_address
 
 if TYPE_CHECKING:
     from netfront.access.gate import Gate
+    from netfront.access.producer_owners import ProducerOwners
     from netfront.audit.audit_trail import AuditTrail
     from netfront.quotas.quota_service import QuotaService
     from shm.rights.authorizer import Principal
@@ -215,6 +216,9 @@ class Front:
             responses=self._responses, on_assignment=self._on_assignment,
             on_rights=self._on_rights, on_fed=self._on_fed, start_ns=start_ns, gate=gate,
         )  # fmt: skip
+        self._owners: ProducerOwners | None = None
+        if gate is not None:
+            self._know_owners()
         self._session_lifecycle = SessionLifecycle(
             transport=transport, sessions=self._sessions, ledger=ledger, responses=self._responses,
             slot=slot, error_handler=self._error_handler,
@@ -245,6 +249,14 @@ class Front:
         self._audit: AuditTrail | None = None
         if audit is not None:
             self._begin_audit(audit)
+
+    def _know_owners(self) -> None:
+        from netfront.access.producer_owners import ProducerOwners
+        from netfront.access.share_topics import ShareTopics
+
+        self._forwarding.share_topics = ShareTopics()
+        self._owners = ProducerOwners(self._forwarding.ask_for_itself)
+        self._produce_service.owners = self._forwarding.owners = self._owners
 
     def apply_settings(self, settings: dict[str, Any]) -> None:
         """Use changed settings of the appliance. New sessions get them, and credit from now on."""
@@ -353,6 +365,8 @@ class Front:
     def step(self, now_ns: int) -> int:
         """Run one step of the loop. Return the amount of work done."""
         self._now_ns = self._produce_service.now_ns = self._forwarding.now_ns = now_ns
+        if self._owners is not None:
+            self._owners.now_ns = now_ns
         work = self._forwarding.step()
         if self._quotas is not None:
             work += self._quotas.step(now_ns)

@@ -43,7 +43,8 @@ it: the names of users have no parentheses.
 _NAME_USER = frozenset(
     (
         int(Api.GROUP_HEARTBEAT), int(Api.SHARE_ACQUIRE), int(Api.SHARE_ACKNOWLEDGE),
-        int(Api.END_TRANSACTION),
+        int(Api.END_TRANSACTION), int(Api.INIT_TRANSACTIONS), int(Api.CREATE_BRANCHES),
+        int(Api.JOIN_TRANSACTION), int(Api.DESCRIBE_TRANSACTION),
     )
 )  # fmt: skip
 _TOKENS = ("next", "after")
@@ -303,8 +304,8 @@ class Gate:
 
     @staticmethod
     def with_user(principal: Principal, api: int, body: bytes) -> bytes:
-        """The body of a request, with its user in `user` where a member of a share group belongs to
-        one.
+        """The body of a request, with its user in `user` where a member of a share group or an
+        owner of transactions belongs to one.
         """
         if api not in _NAME_USER:
             return body

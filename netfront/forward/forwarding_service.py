@@ -19,13 +19,15 @@ import orjson
 from netfront.forward.forwarder import Forwarder, ForwarderLink, OnDemand
 from netfront.session.responses import Responses
 from netfront.session.sessions import Session, Sessions
-from shm.messages.lane_messages import REPLAY, LaneKind
+from shm.messages.lane_messages import PRODUCER_OWNERS, REPLAY, LaneKind
 from tailrace.core.error_codes import ErrorCode, code_of
 from tailrace.protocol import json_messages
 from tailrace.protocol.frame import Api, RequestHeader, WireError
 
 if TYPE_CHECKING:
     from netfront.access.gate import Gate
+    from netfront.access.producer_owners import ProducerOwners
+    from netfront.access.share_topics import ShareTopics
 
 CONTROLLER_TIMEOUT_MS = 35_000
 """The controller answers within 30 s unless it was killed."""
@@ -52,6 +54,8 @@ NOTHING_LISTED: dict[int, bytes] = {
     Api.LIST_TRANSACTIONS: orjson.dumps({"transactions": [], "next": None}),
 }
 """Responses to lists while the process of groups was never started. A list does not start it."""
+NAMES_PRODUCER = frozenset((int(Api.INIT_TRANSACTIONS), int(Api.JOIN_TRANSACTION)))
+"""APIs whose responses give a producer id to a client."""
 OWN_WORD = 0
 """Session word of requests that the front makes for itself. No session has it."""
 NO_DELAYS = orjson.dumps({"partitions": [], "after": None})
@@ -68,7 +72,8 @@ FORWARDED_APIS = (
     Api.LIST_USERS, Api.ALTER_USERS, Api.LIST_ACLS, Api.ALTER_ACLS, Api.TEST_ACL,
     *DELAY_APIS, *GROUP_APIS,
 )  # fmt: skip
-_OF_GROUPS, _OF_DELAYS = frozenset(map(int, GROUP_APIS)), frozenset(map(int, DELAY_APIS))
+_OF_GROUPS = frozenset((*map(int, GROUP_APIS), PRODUCER_OWNERS))
+_OF_DELAYS = frozenset(map(int, DELAY_APIS))
 """Plain ints: each request is looked up, and a member of an enumeration compares in Python."""
 
 
@@ -116,6 +121,10 @@ class ForwardingService:
         self._on_rights = on_rights
         self._gate = gate
         self._on_fed = on_fed
+        self.owners: ProducerOwners | None = None
+        """Owners of transactional producer ids, where the appliance has users."""
+        self.share_topics: ShareTopics | None = None
+        """Topics of share members, where the appliance has users."""
         self._own: dict[int, Callable[[ErrorCode, bytes], None]] = {}
         """Callbacks of the front's own requests, by correlation id. Their session word is 0."""
         self._own_count = 0
@@ -162,6 +171,18 @@ class ForwardingService:
                 body = orjson.dumps(request)
             body = self._gate.check(session.principal, api, request, body)
             body = self._gate.with_user(session.principal, api, body)
+            if self.share_topics is not None and api == Api.SHARE_ACQUIRE:
+                body = self.share_topics.checked(session.principal, body)
+            elif self.share_topics is not None and api == Api.GROUP_HEARTBEAT:
+                self.share_topics.heartbeat(orjson.loads(body))
+            if (
+                api == Api.CHANGE_DELAYS
+                and self.owners is not None
+                and not self.owners.check(
+                    session.principal, request, lambda: self._forward_waiting(session, header, body)
+                )
+            ):
+                return
         nothing = NOTHING_LISTED.get(api)
         if nothing is not None and self.groups.is_absent():
             self._responses.send(session, api, version, correlation_id, ErrorCode.OK, [nothing])
@@ -178,14 +199,26 @@ class ForwardingService:
             self._group_sessions.add(session.word)
             self._pushed_sessions.discard(session.word)
 
+    def _forward_waiting(self, session: Session, header: RequestHeader, body: bytes) -> None:
+        """Forward a request that has waited. It must not raise."""
+        if self._sessions.by_word(session.word) is not session:
+            return
+        api, version, correlation_id = header.api, header.version, header.correlation_id
+        try:
+            self.ask(session, header, body)
+        except WireError as error:
+            self._responses.refuse(session.identity, session, api, version, correlation_id, error)
+        except Exception as error:
+            self._responses.fail(session.identity, session, api, version, correlation_id, error)
+
     def ask_for_itself(
         self, api: int, body: bytes, on_answer: Callable[[ErrorCode, bytes], None]
     ) -> None:
         """Ask another process for this front itself. `on_answer` must not raise; it gets NOT_READY
-        at once if a process that is started on demand does not run.
+        at once if a process that is started on demand does not run, unless it is asked for owners.
         """
         forwarder = self._forwarder(api)
-        if forwarder.is_absent():
+        if api != PRODUCER_OWNERS and forwarder.is_absent():
             on_answer(ErrorCode.NOT_READY, b"")
             return
         self._own_count += 1
@@ -257,6 +290,12 @@ class ForwardingService:
                 if asked is not None:
                     if self._gate is not None and not code:
                         payload = self._shown(self._gate, word, asked[0], payload)
+                    elif (
+                        self.share_topics is not None
+                        and code == ErrorCode.NOT_READY
+                        and asked[0] == Api.SHARE_ACQUIRE
+                    ):
+                        payload = self.share_topics.refused(payload)
                     self._respond(word, asked[0], asked[1], correlation_id, code_of(code), payload)
             elif kind == LaneKind.PUSH:
                 self._responses.push_latest(word, api, payload)
@@ -275,6 +314,8 @@ class ForwardingService:
         session = self._sessions.by_word(word)
         if session is None or session.principal is None:
             return payload
+        if self.owners is not None and api in NAMES_PRODUCER:
+            self.owners.passed_on(payload)
         return gate.shown(session.principal, api, payload)
 
     def _answer_instead(

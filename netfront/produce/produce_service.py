@@ -8,15 +8,14 @@ Invariants:
 - A request that is malformed or beyond its credit leaves nothing in a lane.
 - A batch's credit is released when it is written to its lane or refused.
 - A request is answered once, after the acks of all its batches or at its timeout (acks=0: never).
-- With users the batches of transactions are taken only from those who may write with some
-  transactional id.
+- With users the batches of a transaction are taken only from the user whose transaction it is.
 - A batch that waits for lane space holds only its own bytes.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -55,6 +54,7 @@ from tailrace.protocol import json_messages, produce_messages
 from tailrace.protocol.frame import Api, RequestHeader, WireError
 
 if TYPE_CHECKING:
+    from netfront.access.producer_owners import ProducerOwners
     from shm.rights.authorizer import Principal
 
 SESSION_PRODUCES_MAX = 32_768
@@ -116,6 +116,8 @@ class ProduceService:
         self._blocked_changes = 0
         self.on_access: Callable[[Session, str, list[bytes]], None] | None = None
         """Gets the topics that a worker got batches for, where writing is audited."""
+        self.owners: ProducerOwners | None = None
+        """Owners of transactional producer ids, where the appliance has users."""
         self._answered: list[PendingProduce] = []
         """Requests whose last batch was acknowledged in this walk over the rings."""
         self.now_ns = start_ns
@@ -296,7 +298,7 @@ class ProduceService:
                 self._targets.clear()
                 self._targets_of = self._routing.changes
             find_target = self._targets.get
-        barred = () if principal is None else _barred(principal, batches)
+        barred = None if principal is None else self._barred(principal, batches)
         word, now_ns = session.word, self.now_ns
         refused: list[tuple[int, ErrorCode]] = []
         released = index = 0
@@ -314,7 +316,7 @@ class ProduceService:
                     continue
                 outbox, write, slot, bytes_max, has_slot_maps, refuses = target
                 if barred and index in barred:
-                    refused.append((index, ErrorCode.NOT_AUTHORIZED))
+                    refused.append((index, barred[index]))
                     released += length
                     index += 1
                     continue
@@ -359,6 +361,22 @@ class ProduceService:
             if raised and (not batch_token or len(raised) > 1 or raised[0] is not session.credit):
                 self._responses.send_credit(raised, session if batch_token else None)
         return refused
+
+    def _barred(
+        self, principal: Principal, batches: Sequence[Readable]
+    ) -> dict[int, ErrorCode] | None:
+        """Error codes by index of the batches of transactions that the principal may not write in,
+        or whose owner is not known yet.
+        """
+        found: dict[int, ErrorCode] | None = None
+        for index, batch in enumerate(batches):
+            producer_id = _transactional_producer(batch)
+            if producer_id and self.owners is not None:
+                code = self.owners.refusal(principal, producer_id)
+                if code is not ErrorCode.OK:
+                    found = found or {}
+                    found[index] = code
+        return found
 
     def _targets_for(self, principal: Principal) -> dict[tuple[bytes, int], AppendTarget]:
         """The targets that a principal may write to, as far as it has used them."""
@@ -565,23 +583,14 @@ class ProduceService:
         )
 
 
-def _barred(principal: Principal, batches: Sequence[Readable]) -> Container[int]:
-    """Indexes of the batches that belong to transactions, of a principal that may write with no
-    transactional id.
-    """
-    found = [index for index, batch in enumerate(batches) if _is_transactional(batch)]
-    return () if not found or principal.may_any("write", "transactional-id") else found
-
-
-def _is_transactional(batch: Readable) -> bool:
-    """True for a batch with the producer id of a transaction. The worker refuses a batch whose
-    header is elsewhere.
+def _transactional_producer(batch: Readable) -> int:
+    """The producer id of a batch of a transaction, 0 for another batch. The worker refuses a batch
+    whose header is elsewhere.
     """
     if len(batch) <= HEADER_BYTES:
-        return False
+        return 0
     position = header_position(batch)
     if not 0 <= position <= len(batch) - HEADER_BYTES:
-        return False
-    return bool(
-        _PRODUCER.unpack_from(batch, position + OFFSET_PRODUCER)[0] >= TRANSACTIONAL_PRODUCER_IDS
-    )
+        return 0
+    producer_id = int(_PRODUCER.unpack_from(batch, position + OFFSET_PRODUCER)[0])
+    return producer_id if producer_id >= TRANSACTIONAL_PRODUCER_IDS else 0

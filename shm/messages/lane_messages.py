@@ -86,6 +86,10 @@ AUDIT_REQUEST = 0xFF01
 """API number of a front's own request to the controller: write events of the audit log. No client
 can send it.
 """
+PRODUCER_OWNERS = 0xFF02
+"""API number of a front's own request to the process of groups: the users and transactional ids of
+transactional producer ids. No client can send it.
+"""
 REPLAY = 1
 SHARED_COUNT = 32
 """Number of schemas, and of settings, that a process caches to share equal ones."""

@@ -267,12 +267,13 @@ class GroupsAgent:
             lane.advance(message)
             lane.consume()  # before it is handled, so that it is not read again after a failure
             count += 1
-            if word >> 32 != front.generation:
+            if word and word >> 32 != front.generation:
                 self._end_sessions(front)
                 front.generation = word >> 32
                 front.known_process, front.is_replaced = front.process_generation(), False
             if kind == LaneKind.REQUEST:
-                front.sessions.add(word)
+                if word:  # 0: a request of the front itself
+                    front.sessions.add(word)
                 self._handle(Requester(front.index, word, correlation_id), api, payload)
             elif kind == LaneKind.SESSION_CLOSED:
                 front.sessions.discard(word)

@@ -79,6 +79,7 @@ from appliance.groups.store.group_store import GroupStore
 from appliance.groups.transactions.clocks import Times
 from appliance.groups.transactions.coordinator import TransactionCoordinator
 from appliance.groups.transactions.ending import OffsetCommits
+from shm.messages.lane_messages import PRODUCER_OWNERS
 from shm.runtime.elapsed_time import MARK_ALONE_MS
 from tailrace.core.errors import (
     GroupNotEmptyError,
@@ -532,6 +533,7 @@ TRANSACTION_APIS = frozenset(
         Api.ABORT_TRANSACTION,
         Api.CREATE_BRANCHES,
         Api.JOIN_TRANSACTION,
+        PRODUCER_OWNERS,
     )
 )
 _OF_ONE_GROUP = frozenset(

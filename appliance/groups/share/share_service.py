@@ -14,6 +14,8 @@ from collections.abc import Callable, Container, Mapping
 from itertools import islice
 from typing import Any
 
+import orjson
+
 from appliance.groups.base.limits import GroupLimits
 from appliance.groups.base.members import counted_names
 from appliance.groups.base.messages import (
@@ -102,6 +104,9 @@ class ShareService:
             self._table.changed.add(name)  # first: a rollback needs it after any failure
         if api == Api.GROUP_HEARTBEAT:
             answer = self._heartbeat(name, session, request, now_ns)
+        elif api == Api.SHARE_ACQUIRE and (unread := self._unchecked(name, request)):
+            self._answers.append((Answer(requester, int(ErrorCode.NOT_READY), unread), False))
+            return
         elif api == Api.SHARE_ACQUIRE:
             answer = self._acquire(name, session, request, now_ns)
         elif api == Api.SHARE_ACKNOWLEDGE:
@@ -263,6 +268,22 @@ class ShareService:
         self._table.session_closed(session, now_ns, with_front=with_front)
 
     # ---- records ---------------------------------------------------------------------------------
+
+    def _unchecked(self, name: str, request: dict[str, Any]) -> bytes:
+        """The refusal of a request whose front has checked other topics than those of its member;
+        empty: it has checked them, or the appliance has no users.
+        """
+        if not user_in(request):
+            return b""
+        _, member = self._member(name, request)
+        if sorted(set(member.topics)) == request.get("topics"):
+            return b""
+        return orjson.dumps(
+            {
+                "message": "the rights to the topics of this member are looked up: ask again",
+                "group": name, "member_id": member.member_id, "topics": list(member.topics),
+            }
+        )  # fmt: skip
 
     def _acquire(
         self, name: str, session: SessionKey, request: dict[str, Any], now_ns: int

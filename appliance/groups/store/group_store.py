@@ -28,9 +28,10 @@ from appliance.groups.store.schema import (
     FROM_5_TO_6,
     FROM_6_TO_7,
     FROM_7_TO_8,
+    FROM_8_TO_9,
     SCHEMA_VERSION,
     TABLES,
-    TO_8_WITH_NEW_TABLES,
+    TO_9_WITH_NEW_TABLES,
     GroupRow,
     MemberRow,
     OffsetRow,
@@ -169,9 +170,11 @@ class GroupStore:
         if found in range(1, 7):
             self._db.executescript(FROM_6_TO_7)
         if found in (1, 2):
-            self._db.executescript(TO_8_WITH_NEW_TABLES)
+            self._db.executescript(TO_9_WITH_NEW_TABLES)
         elif found in range(3, 8):
             self._db.executescript(FROM_7_TO_8)
+        if found in range(3, 9):
+            self._db.executescript(FROM_8_TO_9)
         self._db.executescript(
             f"BEGIN; {TABLES} INSERT OR IGNORE INTO meta VALUES ('schema_version', "
             f"{SCHEMA_VERSION}); COMMIT;"

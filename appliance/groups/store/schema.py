@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS groups (
@@ -33,7 +33,7 @@ CREATE TABLE IF NOT EXISTS transactional_ids (
     ordinal INTEGER NOT NULL, timeout_ms INTEGER NOT NULL, used_elapsed_ms INTEGER NOT NULL, owned_ms INTEGER NOT NULL, is_registered INTEGER NOT NULL,
     client_id TEXT NOT NULL, ended TEXT NOT NULL, attempt TEXT NOT NULL, prepared TEXT NOT NULL DEFAULT '',
     branches TEXT NOT NULL DEFAULT '', metadata TEXT NOT NULL DEFAULT '', replaced TEXT NOT NULL DEFAULT '',
-    staged TEXT NOT NULL DEFAULT ''
+    staged TEXT NOT NULL DEFAULT '', user_name TEXT NOT NULL DEFAULT ''
 ) STRICT;
 CREATE INDEX IF NOT EXISTS registered_ids ON transactional_ids (id_number) WHERE is_registered = 1;
 CREATE INDEX IF NOT EXISTS unregistered_ids ON transactional_ids (used_elapsed_ms) WHERE is_registered = 0;
@@ -87,7 +87,14 @@ UPDATE meta SET value = 8 WHERE name = 'schema_version';
 COMMIT;
 """
 """Version 7 had nothing staged."""
-TO_8_WITH_NEW_TABLES = "UPDATE meta SET value = 8 WHERE name = 'schema_version';"
+FROM_8_TO_9 = """
+BEGIN;
+ALTER TABLE transactional_ids ADD COLUMN user_name TEXT NOT NULL DEFAULT '';
+UPDATE meta SET value = 9 WHERE name = 'schema_version';
+COMMIT;
+"""
+"""Version 8 did not know the users of transactional ids."""
+TO_9_WITH_NEW_TABLES = "UPDATE meta SET value = 9 WHERE name = 'schema_version';"
 """The tables of transactions were made on the way from version 2."""
 
 
@@ -162,6 +169,8 @@ class TransactionalIdRow(NamedTuple):
     `metadata`: the text of the last commit that had one, or "".
     `replaced`: JSON of the names of shared owners that were replaced, or "".
     `staged`: the text that its owner has left with its current transaction, or "".
+    `user_name`: the user of its newest owner, who alone may write with its producer ids; "" without
+    users.
     """
 
     id_number: int
@@ -182,3 +191,4 @@ class TransactionalIdRow(NamedTuple):
     metadata: str = ""
     replaced: str = ""
     staged: str = ""
+    user_name: str = ""

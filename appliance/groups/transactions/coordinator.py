@@ -38,6 +38,7 @@ from appliance.groups.base.messages import Answer, Requester
 from appliance.groups.base.request_validation import shown
 from appliance.groups.base.timers import Timers
 from appliance.groups.store.group_store import GroupStore
+from appliance.groups.store.schema import TransactionalIdRow
 from appliance.groups.store.transaction_rows import TransactionRows
 from appliance.groups.transactions.branching import Branching
 from appliance.groups.transactions.clocks import Times
@@ -74,9 +75,11 @@ from appliance.groups.transactions.requests.prepared import (
     is_by_id,
     prepare_in,
 )
+from appliance.groups.transactions.requests.users import OF_OWNERS, check_owner, owners_of
 from appliance.groups.transactions.requests.waiting import Waiter
 from appliance.groups.transactions.step import WAIT_NS, Step
 from appliance.groups.transactions.timeouts import Timeouts
+from shm.messages.lane_messages import PRODUCER_OWNERS
 from shm.messages.transaction_messages import Outcome, ProducerEpoch
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
@@ -156,6 +159,8 @@ class TransactionCoordinator:
     def handle(self, requester: Requester, api: int, request: dict[str, Any], now_ns: int) -> None:
         """Handle one request. Raises TailraceError for a refusal, having changed nothing."""
         self._step.now_ns = now_ns
+        if api in OF_OWNERS and "user" in request:
+            self._check_owner(request)
         if api == Api.INIT_TRANSACTIONS:
             self._owners.init(requester, request, now_ns + WAIT_NS)
         elif api == Api.END_TRANSACTION and request.get("outcome") == PREPARE:
@@ -177,8 +182,18 @@ class TransactionCoordinator:
             self._step.answer(requester, page, depends=True)
         elif api == Api.ABORT_TRANSACTION:
             self._abort(requester, request)
+        elif api == PRODUCER_OWNERS:
+            self._step.answer(requester, owners_of(request, self._row_of), depends=True)
         else:
             raise InvalidRequestError(f"API {api} is not one of transactions")
+
+    def _check_owner(self, request: dict[str, Any]) -> None:
+        if request.get("owner") is not None:
+            check_owner(self._step.entry(transactional_id_in(request)).row, request)
+
+    def _row_of(self, producer_id: int) -> TransactionalIdRow | None:
+        entry = self._table.of_producer(producer_id)
+        return None if entry is None else entry.row
 
     # ---- describe, abort -------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from appliance.groups.store.schema import TransactionalIdRow
 from appliance.groups.transactions.branches.pool import (
     BRANCHES_IN_ALL_MAX,
     BRANCHES_MAX,
+    NO_BRANCHES,
     encoded_pool,
     pool_of,
     raised,
@@ -100,19 +101,23 @@ class Decider:
     def decide(
         self, entry: Entry, outcome: Outcome, by: str, now_ns: int, *, has_row: bool = True,
         kept: Collection[ProducerEpoch] = (), metadata: str | None = None,
+        renews_producers: bool = False,
     ) -> None:  # fmt: skip
         """Decide the current transaction of an id, and register the next one. `kept`: the branches
         that have its outcome; those of a prepared one are known. The others are aborted.
-        `metadata`: text that the id keeps from now on. Raises TailraceError, having changed
-        nothing, when the decision has to wait.
+        `metadata`: text that the id keeps from now on. `renews_producers`: what comes next has new
+        producer ids. Raises TailraceError, having changed nothing, when the decision has to wait.
         """
         self._check_room(entry)
         row, pool = entry.row, pool_of(entry.row)
         if (prepared := prepared_of(row)) is not None:
             kept = prepared.branches
-        producer_id, epoch = self._numbers.following(row.producer_id, row.epoch)
         count = 0 if by == BY_IDLENESS else min(entry.needed_branch_count, pool.registered_count)
-        next_pool = raised(pool, count, self._numbers.following)
+        if renews_producers:
+            producer_id, epoch, next_pool = self._numbers.new_producer_id(), 0, NO_BRANCHES
+        else:
+            producer_id, epoch = self._numbers.following(row.producer_id, row.epoch)
+            next_pool = raised(pool, count, self._numbers.following)
         # The first use of a producer id waits for every worker. Who decides a prepared transaction
         # may not know what it has.
         has_row = has_row or not epoch or bool(row.prepared or pool.registered_count)

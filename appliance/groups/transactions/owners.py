@@ -4,6 +4,7 @@ Owner: the coordinator.
 Invariants:
 - Each init raises the epoch, and gives an owner number that every later request carries.
 - Repeats of one init (`attempt`) make one owner. A shared one that was replaced stays refused.
+- An owner of another user than the one before gets new producer ids.
 - Init is answered when no decision of the id is left, so that its owner reads all that was
   committed before.
 """
@@ -33,6 +34,7 @@ from appliance.groups.transactions.requests.fields import (
     transactional_id_in,
 )
 from appliance.groups.transactions.requests.prepared import check_init
+from appliance.groups.transactions.requests.users import check_takeover, user_in
 from appliance.groups.transactions.requests.waiting import DeferredInit
 from appliance.groups.transactions.step import Step
 from appliance.groups.transactions.timeouts import Timeouts
@@ -74,7 +76,7 @@ class Owners:
         name = transactional_id_in(request)
         timeout_ms = timeout_in(request, self._limits.timeout_max_ms)
         client_id, attempt = client_id_in(request), attempt_in(request)
-        is_shared = shared_in(request)
+        is_shared, user = shared_in(request), user_in(request)
         self._workers.request()
         entry = self._step.table.get(name, self._step.now_ns)
         if entry is None and self._step.table.count >= self._limits.ids_max:
@@ -86,6 +88,8 @@ class Owners:
         if not self._numbers.has_block:
             self._step.waiting.defer(DeferredInit(requester, request, until_ns))
             return
+        if entry is not None:
+            check_takeover(entry.row, user, attempt)
         if entry is not None and attempt and attempt == entry.row.attempt:
             self._repeat_init(entry, requester, until_ns)
             return
@@ -104,7 +108,10 @@ class Owners:
         else:
             # Every init raises the epoch, also if nothing is known to be open: a batch of the
             # predecessor may be on its way.
-            self._decider.decide(entry, Outcome.ABORT, BY_INIT, self._step.now_ns)
+            self._decider.decide(
+                entry, Outcome.ABORT, BY_INIT, self._step.now_ns,
+                renews_producers=user != entry.row.user_name,
+            )  # fmt: skip
         row = entry.row
         self._step.table.change(
             entry,
@@ -116,6 +123,7 @@ class Owners:
                     client_id=client_id,
                     attempt=attempt,
                     replaced=replaced,
+                    user_name=user,
                 )
             ),
         )

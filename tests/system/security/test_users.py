@@ -37,7 +37,7 @@ from tailrace.core.errors import (
 from tailrace.protocol.fetch_messages import FetchEntry, FetchRequest
 from tailrace.protocol.frame import Api
 from tailrace.protocol.json_messages import encode_json
-from tests.kit.appliances.secured import Users, acl, new_keys, secured
+from tests.kit.appliances.secured import Users, acl, admin_address, new_keys, secured
 from tests.kit.batches import make_batch
 from tests.kit.peers.needs import CASES
 from tests.kit.peers.raw_client import RawClient
@@ -65,7 +65,7 @@ def refusal(address: str) -> str:
     return caught.value.detail
 
 
-def poll_until_refused(consumer: Consumer) -> None:
+def poll_until_refused(consumer: Consumer | ShareConsumer) -> None:
     while True:
         consumer.poll(timeout_ms=1_000)
 
@@ -323,6 +323,31 @@ def test_a_waiting_reader_loses_its_right(users: Users) -> None:
         users.admin.add_acls([acl("User:wim", "read topic waited", "deny")])
         with pytest.raises(NotAuthorizedError):
             poll_until_refused(consumer)
+
+
+def test_a_share_member_locks_nothing_more_without_the_right_to_its_topic(users: Users) -> None:
+    """It named its topic when it joined; its later requests name none."""
+    users.admin.create_topics([NewTopic("jobs")])
+    context = users.add("sharer", "read topic jobs", "read group sharers")
+    with (
+        Producer(admin_address(users.appliance)) as producer,
+        ShareConsumer(
+            "jobs", bootstrap=context, group_id="sharers", auto_offset_reset="earliest"
+        ) as queue,
+    ):
+        for value in (b"before", b"behind a front that has forgotten"):
+            producer.send("jobs", value).result(60)
+            found: list[bytes | None] = []
+            while not found:
+                records = queue.poll(timeout_ms=WAIT_MS)
+                found += [record.value for record in records]
+            queue.commit()
+            assert found == [value]
+            kill_and_wait_for_successor(users.appliance, "tr-front-0")
+        users.admin.remove_acls([{"principal": "User:sharer", "resource_type": "topic"}])
+        producer.send("jobs", b"after").result(60)
+        with pytest.raises(NotAuthorizedError, match="may not read topic 'jobs'"):
+            poll_until_refused(queue)
 
 
 def test_a_disabled_users_batches_in_flight_are_whole_or_refused(users: Users) -> None:

@@ -34,6 +34,7 @@ GOLDEN_4 = Path(__file__).parents[3] / "golden/groups_v4.sql"
 GOLDEN_5 = Path(__file__).parents[3] / "golden/groups_v5.sql"
 GOLDEN_7 = Path(__file__).parents[3] / "golden/groups_v7.sql"
 GOLDEN_6 = Path(__file__).parents[3] / "golden/groups_v6.sql"
+GOLDEN_8 = Path(__file__).parents[3] / "golden/groups_v8.sql"
 GROUP = GroupRow(1, "billing", "consumer", 1, "sticky", 0, 5, 0, "{}")
 
 
@@ -143,6 +144,7 @@ def test_a_database_of_version_3_is_migrated_with_its_transactional_ids(tmp_path
             "ALTER TABLE transactional_ids DROP COLUMN metadata;"
             "ALTER TABLE transactional_ids DROP COLUMN replaced;"
             "ALTER TABLE transactional_ids DROP COLUMN staged;"
+            "ALTER TABLE transactional_ids DROP COLUMN user_name;"
             "INSERT INTO transactional_ids VALUES (1, 'a', 5, 2, 3, 4, 9, 0, 0, 1, 'c', '[]', '');"
             "UPDATE meta SET value = 3 WHERE name = 'schema_version';"
         )
@@ -225,6 +227,20 @@ def test_members_of_version_6_have_no_pattern(tmp_path: Path) -> None:
         store.close()
 
 
+def test_a_database_of_version_8_is_migrated_and_its_ids_belong_to_no_user(tmp_path: Path) -> None:
+    path = tmp_path / "groups.db"
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.executescript(GOLDEN_8.read_text())
+    for _ in range(2):
+        store = GroupStore(str(path))
+        (row,) = TransactionRows(store).loaded_ids()
+        assert (row.transactional_id, row.user_name) == ("sink", "")
+        assert store.read("SELECT value FROM meta WHERE name = 'schema_version'") == [
+            (SCHEMA_VERSION,)
+        ]
+        store.close()
+
+
 def test_a_migration_that_fails_leaves_version_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,9 +265,9 @@ def test_a_database_of_another_version_or_program_stays_as_it_is(tmp_path: Path)
     path = tmp_path / "groups.db"
     GroupStore(str(path)).close()
     with sqlite3.connect(path) as database:
-        database.execute("UPDATE meta SET value = 9 WHERE name = 'schema_version'")
+        database.execute("UPDATE meta SET value = 10 WHERE name = 'schema_version'")
     database.close()
-    with pytest.raises(StorageError, match="schema version 9, this build reads 8"):
+    with pytest.raises(StorageError, match="schema version 10, this build reads 9"):
         GroupStore(str(path))
     other = tmp_path / "other.db"
     with sqlite3.connect(other) as database:
