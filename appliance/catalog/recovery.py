@@ -25,15 +25,12 @@ from appliance.catalog.catalog import Catalog
 from appliance.catalog.database import CatalogVersionError, error_kind
 from appliance.catalog.deleted_topics import DeletedTopics
 from appliance.catalog.log_dir_scan import (
-    LiveSlot,
-    SurveyError,
-    deleted_topics,
     has_identity_of,
     partition_directories,
-    restored_topics,
     survey,
     survey_bins,
 )
+from appliance.catalog.restored_topics import LiveSlot, SurveyError, deleted_topics, restored_topics
 from shm.memory.layout import SlotState
 from shm.runtime.elapsed_time import Mark
 from shm.tables.partition_table import PartitionTable
