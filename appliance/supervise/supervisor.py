@@ -27,11 +27,10 @@ import select
 import signal
 import sys
 import time
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import orjson
 
-from appliance.config.ipc_access import ipc_access
 from appliance.config.relations import planned_cores
 from appliance.config.settings import Settings
 from appliance.config.settings_sources import (
@@ -60,6 +59,7 @@ from appliance.supervise.preflight import (
     slots_for_open_files,
     warn_of_python_kernel,
 )
+from appliance.supervise.process_specs import ProcessSpecs
 from appliance.supervise.processes.child_processes import (
     NS_PER_MS,
     Child,
@@ -76,7 +76,6 @@ from shm.memory.layout import Phase, ProcessWord, Role
 from shm.memory.region import RegionError
 from shm.queues.doorbell import Doorbell
 from shm.runtime.agent_runner import (
-    ProcessSpec,
     comm_name,
     end_with,
     log_to_stderr,
@@ -118,6 +117,7 @@ class Supervisor:
         self._worker_dirs: list[int] = []
         """Worker -> index of its data directory; dedicated workers come behind these."""
         self._regions: Regions
+        self._specs: ProcessSpecs
         self._on_demand: OnDemandProcesses
         self._control: Control
         self._processes: ProcessTable
@@ -162,22 +162,27 @@ class Supervisor:
         except RegionError as error:
             _complain(str(error))
             return ExitCode.SHARED_MEMORY
+        self._specs = ProcessSpecs(
+            self._live, self._plan, self._owners, self._worker_dirs, self._slots, self._regions,
+            self._pressure, self._sockets,
+        )  # fmt: skip
         self._live.open(
             self._regions.settings_block("settings"),
             self._regions.settings_block("overrides"),
-            self._child_settings,
+            self._specs.settings_of,
         )
         self._control.set_phase(Phase.RECOVERING)
         crash_point("supervisor.after_regions")
         children = first_children(self._plan, self.settings.gateways)
-        self._make_bells(children)
+        self._specs.make_doorbells(children)
+        self._bells = self._specs.doorbells
         self._processes = ProcessTable(
-            children, self._control, self._spawner, self._bells, self._inherited_fds, self._spec_of,
-            self._record_holders,
+            children, self._control, self._spawner, self._bells, self._inherited_fds,
+            self._specs.spec_of, self._record_holders,
         )  # fmt: skip
         self._on_demand = OnDemandProcesses(
             self._control, self._regions, children, self._bells, other_cores(self._plan),
-            self._spare_workers(), self.settings.front_count, self._processes.try_spawn,
+            self._specs.spare_workers(), self.settings.front_count, self._processes.try_spawn,
             len(self._owners),
         )  # fmt: skip
         self._operator = OperatorCommands(
@@ -234,86 +239,6 @@ class Supervisor:
 
     def _on_signal(self, _number: int, _frame: object) -> None:
         self._stop_requested = True
-
-    def _make_bells(self, children: list[Child]) -> None:
-        """Make a doorbell for each process, also for those that may be started later: a child
-        inherits doorbells only when it is started.
-        """
-        names = [process_name(Role.SUPERVISOR, 0)] + [child.name for child in children]
-        names += [process_name(Role.WORKER, index) for index in self._spare_workers()]
-        names += [process_name(Role.GROUPS, 0), process_name(Role.SCHEDULER, 0)]
-        names += [process_name(Role.CLEANER, index) for index in range(len(self._owners))]
-        names += [process_name(Role.CONSOLE, 0)] if self.settings.http_listen else []
-        self._bells = {name: Doorbell.create() for name in names}
-
-    def _spare_workers(self) -> range:
-        first = len(self._worker_dirs)
-        return range(first, first + self.settings.dedicated_workers)
-
-    def _spec_of(self, child: Child) -> ProcessSpec:
-        return ProcessSpec(
-            role=child.role, index=child.index, generation=child.generation,
-            instance=self._owners[0].instance.hex(), parent_pid=os.getpid(),
-            data_dirs=[o.path for o in self._owners], regions=self._regions.names_with_spares(),
-            doorbells={name: bell.fd for name, bell in self._bells.items()}, cores=child.cores,
-            settings=self._child_settings(self.settings)
-            | {"settings_version": self._live.version},
-            recover=self._rings_for(child),
-            shared_memory=self._owners[0].identity.shared_memory.hex(),
-        )  # fmt: skip
-
-    def _rings_for(self, child: Child) -> list[dict[str, Any]]:
-        """Rings of an earlier run that this flusher must drain."""
-        if child.role is not Role.FLUSHER:
-            return []
-        return [
-            old
-            for old in self._regions.undrained
-            if old["dir"] == self._owners[child.index].instance.hex()
-        ]
-
-    def _child_settings(self, s: Settings) -> dict[str, Any]:
-        return {
-            "workers": len(self._worker_dirs), "worker_dirs": self._worker_dirs,
-            "fronts": s.front_count, "gateways": s.gateways,
-            "kafka.listen": s.kafka_listen, "kafka.advertised": s.kafka_advertised,
-            "kafka.num.partitions": s.kafka_num_partitions,
-            "run": self._regions.run_id,
-            "lost_memory": self._regions.lost_memory, "spare_workers": list(self._spare_workers()),
-            "checkpoint_bytes": s.checkpoint_bytes, "journal_bytes": s.journal_bytes,
-            "producer.id.expiration.ms": s.producer_id_expiration_ms,
-            "producer.ids.max": s.producer_ids_max,
-            "reserve_bytes": s.reserve_bytes(len(self._worker_dirs)),
-            "security": s.is_secured,
-            "listen": s.listen, "listen.sockets": self._sockets, "slots": self._slots,
-            "ipc.access": list(ipc_access(s.ipc_mode, s.ipc_group)),
-            "ring_bytes": s.ring_bytes, "lane_bytes": s.lane_bytes, "credit_bytes": s.credit_bytes,
-            "memory.is_short": self._pressure.is_high,
-            "memory.stalled_percent": self._pressure.percent,
-            "auto_create_topics": s.auto_create_topics,
-            "group.members.max": s.group_members_max, "groups.max": s.groups_max,
-            "group.session.timeout.min.ms": s.group_session_timeout_min_ms,
-            "group.session.timeout.max.ms": s.group_session_timeout_max_ms,
-            "offsets.retention.minutes": s.offsets_retention_minutes,
-            "transaction.max.timeout.ms": s.transaction_max_timeout_ms,
-            "transactional.id.expiration.ms": s.transactional_id_expiration_ms,
-            "transaction.prepared.max.ms": s.transaction_prepared_max_ms,
-            "transactional.ids.max": s.transactional_ids_max,
-            "flush.linger_ms": s.flush_linger_ms, "flush.batch_size": s.flush_batch_size,
-            "busy_poll_us": s.busy_poll(self._plan).us,
-            "http.listen": s.http_listen, "http.hosts": s.http_hosts,
-            "metrics.topics": s.metrics_topics,
-            "connections.max": s.connections_max,
-            "topic_defaults": s.topic_defaults,
-            "retention.check.interval.ms": s.retention_check_interval_ms,
-            "topic.delete.retention.ms": s.topic_delete_retention_ms,
-            "cleaner.check.interval.ms": s.cleaner_check_interval_ms,
-            "cleaner.dedupe.buffer.size": s.cleaner_dedupe_buffer_size,
-            "cleaner.io.max.bytes.per.second": s.cleaner_io_max_bytes_per_second,
-            "log_level": s.log_level, "log_format": s.log_format,
-            "slow_operation_ms": s.slow_operation_ms, "quotas": s.quotas,
-            "audit": s.audit_settings(),
-        }  # fmt: skip
 
     # ---- supervision -----------------------------------------------------------------------------
 

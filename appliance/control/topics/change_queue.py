@@ -16,29 +16,25 @@ decided.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
-from appliance.catalog.catalog import Catalog, CatalogFullError, PartitionRow, Topic
+from appliance.catalog.catalog import Catalog, CatalogFullError, Topic
 from appliance.control.publishing.metadata_publisher import MetadataPublisher
 from appliance.control.request_fields import Requester, shown_name, shown_text
 from appliance.control.topics.bin import TopicBin
 from appliance.control.topics.change import Change
+from appliance.control.topics.completion import Completion
 from appliance.control.topics.topic_commands import TopicCommands
 from shm.crash_points import crash_point
-from shm.memory.layout import SlotState
 from shm.runtime.error_handler import CountedErrorHandler
 from tailrace.core.error_codes import ErrorCode, code_of
 from tailrace.core.errors import InvalidRequestError, TailraceError
-from tailrace.core.hash_slots import HandOver, missing_sources
 from tailrace.protocol.frame import Api
 from tailrace.protocol.json_messages import encode_error
 
 logger = logging.getLogger(__name__)
 
 CHANGE_TIMEOUT_NS = 30_000_000_000
-RETRY_NS = 1_000_000_000
-"""Interval of retries when the catalog refuses to store a change's end."""
 INHERITED_PATIENCE_NS = 5_000_000_000
 """Longest wait of fronts and scheduler at start for a predecessor's decisions: a failing disk
 carries nothing out.
@@ -68,7 +64,6 @@ class TopicChangeQueue:
         self._catalog = catalog
         self._topics = topics
         self._publisher = publisher
-        self._bin = topic_bin
         self._error_handler = error_handler
         self._answer_max = answer_max
         self._decide_by = {
@@ -77,9 +72,8 @@ class TopicChangeQueue:
             Api.DELETE_RECORDS: decisions.delete_records, Api.UNDELETE_TOPICS: decisions.undelete,
         }  # fmt: skip
         self._changes: list[Change] = []
-        self._late: dict[bytes, Topic] = {}
-        """Decisions that are not carried out, and that no client waits for."""
-        self._retry_at_ns = 0
+        self._completion = Completion(catalog, topics, publisher, topic_bin)
+        self._late = self._completion.late
         # A predecessor may not have published these.
         for topic in [topic for topic in topics.values() if topic.state != "active"]:
             if topic.state == "deleting":
@@ -263,18 +257,15 @@ class TopicChangeQueue:
     # ---- carrying out ----------------------------------------------------------------------------
 
     def _note_completed(self, now_ns: int) -> int:
-        count = 0
-        if self._late and now_ns >= self._retry_at_ns:
-            for topic in [topic for topic in self._late.values() if self._is_over(topic)]:
-                del self._late[topic.topic_id]
-                self._complete(topic, [], now_ns)
-                count += 1  # the next step answers its requester, without a doorbell
+        count = self._completion.complete_late(now_ns)  # its requester is answered in the next step
         for change in [change for change in self._changes if change.is_decided]:
             for topic, results in [
-                pending for pending in change.pending.values() if self._is_over(pending[0])
+                pending
+                for pending in change.pending.values()
+                if self._completion.is_over(pending[0])
             ]:
                 del change.pending[topic.topic_id]
-                self._complete(topic, results, now_ns)
+                self._completion.complete(topic, results, now_ns)
                 count += 1
         return count
 
@@ -304,136 +295,6 @@ class TopicChangeQueue:
                     "the change is decided but not carried out yet; look at `tailrace status`",
                 )
         return count
-
-    def _is_gone(self, topic: Topic) -> bool:
-        known = self._topics.get(topic.name)
-        return known is None or known.topic_id != topic.topic_id
-
-    def _is_over(self, topic: Topic) -> bool:
-        """True if the flushers have carried a decision out, or nothing of it is left to carry
-        out.
-        """
-        if self._is_gone(topic):
-            return True
-        for row in topic.partitions:
-            state = self._publisher.table(row).read(row.slot)
-            if state.applied_version < topic.version or state.topic_id != topic.topic_id:
-                return False
-        return topic.state == "deleting" or not any(
-            self._publisher.table(row).read(row.slot).state is SlotState.UNREADABLE
-            for row in self._without_end(topic)
-        )  # the end of its log is unknown, and the slots that it gave away wait for it
-
-    def _complete(self, topic: Topic, results: list[dict[str, Any]], now_ns: int) -> None:
-        """Note that a decision is carried out. If the catalog refuses, retry, and tell the
-        requester.
-        """
-        crash_point("controller.after_apply")
-
-        def not_noted(error: TailraceError) -> None:
-            logger.error(
-                "change_not_noted topic=%s version=%d error=%r",
-                topic.name,
-                topic.version,
-                error.detail,
-            )
-            self._late[topic.topic_id] = topic
-            self._retry_at_ns = now_ns + RETRY_NS
-            for result in results:
-                result.update(code=int(error.code), message=shown_text(error.detail))
-
-        try:
-            self._note(topic, results, not_noted)
-        except TailraceError as error:
-            not_noted(error)
-
-    def _note(
-        self,
-        topic: Topic,
-        results: list[dict[str, Any]],
-        not_noted: Callable[[TailraceError], None],
-    ) -> None:
-        """Raises StorageError, DiskFullError."""
-        if self._is_gone(topic):
-            for result in results:
-                result.update(
-                    code=int(ErrorCode.UNKNOWN_TOPIC),
-                    message="the topic was deleted before the change was carried out",
-                )
-            return
-        if topic.state == "deleting":
-            if topic.is_going_to_bin:
-                self._bin.put(topic, topic.bin)
-            else:
-                self._catalog.forget(topic.topic_id)
-            self._catalog.afterwards(lambda: self._forget(topic), not_noted)
-            return
-        self._catalog.mark_active(topic, self._hand_overs(topic))
-        known = self._catalog.topic(topic.name)
-        self._catalog.afterwards(lambda: self._publish_finished(topic, known, results), not_noted)
-
-    def _forget(self, topic: Topic) -> None:
-        if not self._is_gone(topic):
-            del self._topics[topic.name]
-            self._publisher.placement.release(topic)
-            logger.info(
-                "topic_deleted topic=%s in_bin=%s",
-                topic.name,
-                "yes" if topic.is_going_to_bin else "no",
-            )
-
-    def _publish_finished(
-        self, topic: Topic, known: Topic | None, results: list[dict[str, Any]]
-    ) -> None:
-        if (
-            known is not None and known.version == topic.version
-        ):  # otherwise a later decision is answered
-            self._topics[topic.name] = known
-            self._publisher.publish_to_readers(known)
-        logger.info(
-            "topic_changed topic=%s version=%d partitions=%d",
-            topic.name,
-            topic.version,
-            len(topic.partitions),
-        )
-        for row in topic.partitions:
-            reason = self._publisher.table(row).read(row.slot).reason
-            if reason:
-                for result in results:
-                    result.update(
-                        code=reason,
-                        message=f"partition {row.partition} is offline; see `tailrace status` "
-                        "and the log",
-                    )
-
-    def _hand_overs(self, topic: Topic) -> dict[int, HandOver]:
-        """End offsets of the partitions that gave slots away, where they are not known yet.
-
-        All workers refuse batches of the former map, and no producer has the new one: nothing was
-        appended since. After a rebuild of the catalog without these offsets, records appended later
-        count too.
-        """
-        found = {}
-        for row in topic.partitions:
-            missing = missing_sources(topic.slot_counts, row.partition, row.hand_over)
-            if missing:
-                rows = [topic.partitions[source] for source in missing]
-                ends = [
-                    (other.partition, self._publisher.table(other).read(other.slot).log_end_offset)
-                    for other in rows
-                ]
-                found[row.partition] = tuple(sorted((*row.hand_over, *ends)))
-        return found
-
-    @staticmethod
-    def _without_end(topic: Topic) -> list[PartitionRow]:
-        """Partitions that gave slots away and whose end offsets then are unknown."""
-        sources = {
-            source
-            for row in topic.partitions
-            for source in missing_sources(topic.slot_counts, row.partition, row.hand_over)
-        }
-        return [topic.partitions[source] for source in sorted(sources)]
 
     # ---- answering -------------------------------------------------------------------------------
 
