@@ -18,9 +18,9 @@ from appliance.groups.transactions.coordinator import TransactionCoordinator
 from appliance.groups.transactions.decider import Decider
 from appliance.groups.transactions.decisions import decision_log, delivery
 from appliance.groups.transactions.decisions.delivery import Delivery
-from appliance.groups.transactions.ending import Ending
 from appliance.groups.transactions.ids.id_table import Entry
 from appliance.groups.transactions.ids.numbers import Numbers
+from appliance.groups.transactions.operations.ending import Ending
 from appliance.groups.transactions.requests.answers import initialized
 from appliance.groups.transactions.step import Step
 from shm.messages.transaction_messages import DecidedTransaction, Outcome

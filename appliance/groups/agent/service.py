@@ -78,7 +78,7 @@ from appliance.groups.consumer.start_offsets import StartOffsets
 from appliance.groups.store.group_store import GroupStore
 from appliance.groups.transactions.clocks import Times
 from appliance.groups.transactions.coordinator import TransactionCoordinator
-from appliance.groups.transactions.ending import OffsetCommits
+from appliance.groups.transactions.operations.ending import OffsetCommits
 from shm.messages.lane_messages import PRODUCER_OWNERS
 from shm.runtime.elapsed_time import MARK_ALONE_MS
 from tailrace.core.errors import (

@@ -40,7 +40,6 @@ from appliance.groups.base.timers import Timers
 from appliance.groups.store.group_store import GroupStore
 from appliance.groups.store.schema import TransactionalIdRow
 from appliance.groups.store.transaction_rows import TransactionRows
-from appliance.groups.transactions.branching import Branching
 from appliance.groups.transactions.clocks import Times
 from appliance.groups.transactions.counters import Counters
 from appliance.groups.transactions.decider import Decider
@@ -49,7 +48,6 @@ from appliance.groups.transactions.decisions.delivery import Delivery, registere
 from appliance.groups.transactions.decisions.hanging import HangingTransactions
 from appliance.groups.transactions.decisions.workers import Workers
 from appliance.groups.transactions.describe import Describer
-from appliance.groups.transactions.ending import Ending, OffsetCommits
 from appliance.groups.transactions.ids.ends import (
     BY_OPERATOR,
     was_idle,
@@ -58,7 +56,10 @@ from appliance.groups.transactions.ids.expiry import IdExpiry
 from appliance.groups.transactions.ids.fencing import fenced_sentence
 from appliance.groups.transactions.ids.id_table import Entry, IdTable, damaged
 from appliance.groups.transactions.ids.numbers import Numbers
-from appliance.groups.transactions.owners import Owners
+from appliance.groups.transactions.operations.branching import Branching
+from appliance.groups.transactions.operations.ending import Ending, OffsetCommits
+from appliance.groups.transactions.operations.owners import Owners
+from appliance.groups.transactions.operations.timeouts import Timeouts
 from appliance.groups.transactions.requests.answers import ended, initialized
 from appliance.groups.transactions.requests.branches import create_in, join_in
 from appliance.groups.transactions.requests.fields import (
@@ -78,7 +79,6 @@ from appliance.groups.transactions.requests.prepared import (
 from appliance.groups.transactions.requests.users import OF_OWNERS, check_owner, owners_of
 from appliance.groups.transactions.requests.waiting import Waiter
 from appliance.groups.transactions.step import WAIT_NS, Step
-from appliance.groups.transactions.timeouts import Timeouts
 from shm.messages.lane_messages import PRODUCER_OWNERS
 from shm.messages.transaction_messages import Outcome, ProducerEpoch
 from tailrace.core.error_codes import ErrorCode

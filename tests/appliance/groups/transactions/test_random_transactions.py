@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from appliance.groups.transactions import ending
 from appliance.groups.transactions.decisions.decision_log import DecisionLog
+from appliance.groups.transactions.operations import ending
 from tailrace.core.errors import DiskFullError, TailraceError
 from tailrace.protocol.frame import Api
 from tests.appliance.groups.transactions.kit import SECOND_NS, Fenced, NotYet, World

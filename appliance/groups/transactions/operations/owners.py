@@ -25,6 +25,7 @@ from appliance.groups.transactions.ids.expiry import IdExpiry
 from appliance.groups.transactions.ids.id_table import Entry
 from appliance.groups.transactions.ids.numbers import Numbers
 from appliance.groups.transactions.ids.shared_owner import check_not_replaced, replaced_after
+from appliance.groups.transactions.operations.timeouts import Timeouts
 from appliance.groups.transactions.requests.answers import initialized
 from appliance.groups.transactions.requests.fields import (
     attempt_in,
@@ -37,7 +38,6 @@ from appliance.groups.transactions.requests.prepared import check_init
 from appliance.groups.transactions.requests.users import check_takeover, user_in
 from appliance.groups.transactions.requests.waiting import DeferredInit
 from appliance.groups.transactions.step import Step
-from appliance.groups.transactions.timeouts import Timeouts
 from shm.messages.transaction_messages import Outcome
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError

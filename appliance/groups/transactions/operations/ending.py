@@ -31,6 +31,7 @@ from appliance.groups.transactions.ids.ends import (
 from appliance.groups.transactions.ids.fencing import aborted_sentence
 from appliance.groups.transactions.ids.id_table import Entry
 from appliance.groups.transactions.ids.prepared_mark import prepared_of
+from appliance.groups.transactions.operations.timeouts import Timeouts
 from appliance.groups.transactions.requests.answers import ended, following
 from appliance.groups.transactions.requests.fields import STAGE, EndRequest, StageRequest
 from appliance.groups.transactions.requests.prepared import (
@@ -41,7 +42,6 @@ from appliance.groups.transactions.requests.prepared import (
     is_same,
 )
 from appliance.groups.transactions.step import Step
-from appliance.groups.transactions.timeouts import Timeouts
 from shm.messages.transaction_messages import Outcome
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidTransactionError, error_for
