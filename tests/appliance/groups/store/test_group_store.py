@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from appliance.groups.base.members import Member
-from appliance.groups.store import group_store as store_module
+from appliance.groups.store import database as store_module
 from appliance.groups.store.group_store import GroupStore
 from appliance.groups.store.schema import (
     FROM_2_TO_6,
@@ -352,9 +352,9 @@ def test_a_transaction_in_which_a_write_failed_is_never_kept_in_part(tmp_path: P
 def test_errors_of_the_database_have_codes() -> None:
     full, other = sqlite3.OperationalError("full"), sqlite3.OperationalError("locked")
     full.sqlite_errorcode = sqlite3.SQLITE_FULL
-    with pytest.raises(DiskFullError), store_module._refusals():
+    with pytest.raises(DiskFullError), store_module.refusals():
         raise full
-    with pytest.raises(StorageError), store_module._refusals():
+    with pytest.raises(StorageError), store_module.refusals():
         raise other
 
 
