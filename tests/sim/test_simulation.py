@@ -16,8 +16,8 @@ import pytest
 
 from appliance.config.default_schema import DEFAULT_SCHEMA_MESSAGE
 from appliance.control import controller as controller
-from appliance.groups.share.share_partition import SharePartition
-from appliance.groups.share.share_service import ShareService
+from appliance.groups.share.partition.share_partition import SharePartition
+from appliance.groups.share.record_requests import RecordRequests
 from shm.memory.layout import SlotState
 from tailrace.core.errors import CorruptBatchError, TailraceError
 from tests.kit import seeds
@@ -211,9 +211,9 @@ def test_a_queue_that_breaks_a_promise_is_found(
             lambda partition, *_: partition._free_where(lambda _: True),
         )
     elif fault == "numbers":
-        remember = ShareService._after_records
+        remember = RecordRequests._after_records
         monkeypatch.setattr(
-            ShareService,
+            RecordRequests,
             "_after_records",
             lambda groups, group, member, _, answer: remember(groups, group, member, 0, answer),
         )

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from appliance.groups.base.limits import OFFSET_MAX, GroupLimits
 from appliance.groups.base.request_validation import settings_in
-from appliance.groups.share.share_partition import OUTCOMES
+from appliance.groups.share.partition.share_partition import OUTCOMES
 from tailrace.core.errors import InvalidRequestError
 from tailrace.protocol.json_messages import SHARE_RUNS_MAX
 

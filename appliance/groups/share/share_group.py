@@ -17,10 +17,10 @@ import orjson
 from appliance.groups.base.deleted_topics import DeletedTopics
 from appliance.groups.base.limits import NAME_BYTES, SHARE_ACQUIRED_MAX
 from appliance.groups.base.messages import Partition, TopicImage, TopicView
-from appliance.groups.share import codec
 from appliance.groups.share.members import ShareMember
+from appliance.groups.share.partition import codec
+from appliance.groups.share.partition.share_partition import SharePartition
 from appliance.groups.share.request_validation import Acknowledgement
-from appliance.groups.share.share_partition import SharePartition
 from appliance.groups.store.group_store import GroupStore
 from appliance.groups.store.schema import GroupRow, ShareRow
 from tailrace.core.error_codes import ErrorCode

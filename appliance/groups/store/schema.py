@@ -145,7 +145,7 @@ class OffsetRow(NamedTuple):
 
 
 class ShareRow(NamedTuple):
-    """The state of a share partition, as `appliance.groups.share.codec` encodes it."""
+    """The state of a share partition, as `appliance.groups.share.partition.codec` encodes it."""
 
     group_id: int
     topic_id: str

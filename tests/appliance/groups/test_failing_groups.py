@@ -20,6 +20,7 @@ from appliance.groups.base.topic_image import CatalogTopicImage
 from appliance.groups.consumer.group import ConsumerGroup
 from appliance.groups.consumer.group_table import GroupTable
 from appliance.groups.consumer.heartbeats import Heartbeats
+from appliance.groups.share.membership import ShareMembership
 from appliance.groups.share.share_group import ShareGroup
 from appliance.groups.share.share_service import ShareService
 from appliance.groups.store.group_store import GroupStore
@@ -212,22 +213,21 @@ def test_members_that_fall_silent_are_removed_though_one_of_them_cannot_be(
     for number in range(8):
         world.beat(f"g{number}", 0, kind, session_timeout_ms=1_000)
     assert world.kinds() == {ErrorCode.OK}
-    owner: Any = Heartbeats if kind == "consumer" else ShareService
-    name = "remove" if kind == "consumer" else "_remove"
-    real = getattr(owner, name)
+    owner: Any = Heartbeats if kind == "consumer" else ShareMembership
+    real = owner.remove
 
     def remove(self: Any, group: Any, *rest: Any) -> None:
         if group.name == "g3":
             raise KeyError("g3")
         real(self, group, *rest)
 
-    monkeypatch.setattr(owner, name, remove)
+    monkeypatch.setattr(owner, "remove", remove)
     for _ in range(30):
         world.step(0.1)
     assert {group: members for group, (_, members) in world.listed().items() if members} == {
         "g3": 1
     }
-    monkeypatch.setattr(owner, name, real)
+    monkeypatch.setattr(owner, "remove", real)
     for _ in range(20):
         world.step(0.1)
     assert not any(members for _, members in world.listed().values())

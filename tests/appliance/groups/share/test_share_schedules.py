@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from appliance.groups.share.share_partition import LOCK_TICK_NS, SharePartition
+from appliance.groups.share.partition.share_partition import LOCK_TICK_NS, SharePartition
 from tailrace.core.errors import FencedMemberError, TailraceError, UnknownMemberError
 from tailrace.protocol.frame import Api
 from tests.appliance.groups.share.world import MS, Member, S, World

@@ -9,9 +9,15 @@ from dataclasses import dataclass
 
 import pytest
 
-from appliance.groups.share import codec
-from appliance.groups.share.offset_ranges import ACKNOWLEDGED, ARCHIVED, Kind, OffsetRanges, State
-from appliance.groups.share.share_partition import LOCK_TICK_NS, Acquired, SharePartition
+from appliance.groups.share.partition import codec
+from appliance.groups.share.partition.offset_ranges import (
+    ACKNOWLEDGED,
+    ARCHIVED,
+    Kind,
+    OffsetRanges,
+    State,
+)
+from appliance.groups.share.partition.share_partition import LOCK_TICK_NS, Acquired, SharePartition
 from tests.kit.matrices import short
 
 LOCK_NS = 20 * LOCK_TICK_NS

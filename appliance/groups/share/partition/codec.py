@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import struct
 
-from appliance.groups.share.offset_ranges import Kind, OffsetRanges, State
+from appliance.groups.share.partition.offset_ranges import Kind, OffsetRanges, State
 from tailrace.format.crc32c import crc32c
 
 VERSION = 1

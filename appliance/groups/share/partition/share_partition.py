@@ -30,7 +30,7 @@ import heapq
 from collections.abc import Callable
 from typing import NamedTuple
 
-from appliance.groups.share.offset_ranges import (
+from appliance.groups.share.partition.offset_ranges import (
     ACKNOWLEDGED,
     Kind,
     OffsetRange,

@@ -8,11 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.groups.share import codec
-from appliance.groups.share.offset_ranges import ACKNOWLEDGED, ARCHIVED, Kind, OffsetRanges, State
+from appliance.groups.share.partition import codec
+from appliance.groups.share.partition.offset_ranges import (
+    ACKNOWLEDGED,
+    ARCHIVED,
+    Kind,
+    OffsetRanges,
+    State,
+)
 from tailrace.format.crc32c import crc32c
 
-GOLDEN = pathlib.Path(__file__).parents[3] / "golden/share_partition_v1.bin"
+GOLDEN = pathlib.Path(__file__).parents[4] / "golden/share_partition_v1.bin"
 
 
 def specimen() -> OffsetRanges:

@@ -1,0 +1,1 @@
+"""A partition of a share group: acquired and acknowledged ranges of offsets."""
