@@ -132,6 +132,14 @@ _TABLE = (
         "stays after the first cleaning that met it, ms.",
     ),
     TopicSetting(
+        "small.batch.bytes",
+        int,
+        0,
+        "A sealed segment of at least 512 KiB whose batches have fewer bytes than this on average is "
+        "written again, once, with batches of about 64 KiB; every record stays. 0: never.",
+        maximum=32 << 10,
+    ),
+    TopicSetting(
         "key.column",
         str,
         "",

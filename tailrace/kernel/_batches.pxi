@@ -24,7 +24,7 @@ cdef extern from *:
         int32_t leader_epoch;
         uint32_t schema_id;
         int64_t durable_offset, due_us, delay_position, min_tick;
-        uint32_t extension_length, reserved_b;
+        uint32_t extension_length, merged_count;
         uint64_t previous_position;
         uint16_t header_length, version;
         uint32_t magic;
@@ -42,7 +42,7 @@ cdef extern from *:
         int32_t leader_epoch
         uint32_t schema_id
         int64_t durable_offset, due_us, delay_position, min_tick
-        uint32_t extension_length, reserved_b
+        uint32_t extension_length, merged_count
         uint64_t previous_position
         uint16_t header_length, version
         uint32_t magic
@@ -54,6 +54,7 @@ cdef enum:
     STANDING_MASK = 0xFFFF  # transactional_producers: epoch, and the bit of a sealed one
     COMPRESSED = 32  # ATTRIBUTE_COMPRESSED
     LOG_APPEND_TIME = 16  # ATTRIBUTE_LOG_APPEND_TIME
+    OF_LOG = 1 << 30  # no attribute
     VALIDITY = 0  # BufferKind
     FIXED = 1
     OFFSETS_32 = 2
@@ -322,7 +323,7 @@ cdef inline bint is_unset(int64_t number) noexcept nogil:
 cdef int64_t read_plain_head(const uint8_t* batch, int64_t length, BatchHead* head, uint32_t allowed) noexcept nogil:
     """The header of a client's batch, form proven as by `verify_batch` and `validate_batch`;
     returns where it stands, 0: perhaps it is not good. `allowed`: attributes that it may have
-    besides COMPRESSED.
+    besides COMPRESSED; OF_LOG: what a segment may have, it may be a merged one.
     """
     cdef uint32_t continuation, metadata_size
     cdef int64_t position
@@ -338,13 +339,13 @@ cdef int64_t read_plain_head(const uint8_t* batch, int64_t length, BatchHead* he
     memcpy(head, batch + position, BATCH_HEAD_BYTES)
     if head.magic != BATCH_MAGIC or head.version != (2 if head.attributes & TRANSACTIONAL else 1) or head.header_length != BATCH_HEAD_BYTES or head.extension_length:
         return 0
-    if head.batch_length != length or length & 7 or head.attributes & ~(<uint32_t>COMPRESSED | allowed):
+    if head.batch_length != length or length & 7 or head.attributes & ~(<uint32_t>COMPRESSED | (allowed & ~<uint32_t>OF_LOG)):
         return 0
     if head.base_offset < 0 or head.last_offset_delta >= SEQUENCES or head.record_count == 0 or head.record_count - 1 != head.last_offset_delta:
         return 0
     if not is_unset(head.due_us) or not is_unset(head.delay_position) or not is_unset(head.min_tick) or head.previous_position:
         return 0
-    if head.control_type or head.reserved_b or (head.producer_id >= TRANSACTIONAL_PRODUCER_IDS) != ((head.attributes & TRANSACTIONAL) != 0):
+    if head.control_type or (head.merged_count and not allowed & OF_LOG) or (head.producer_id >= TRANSACTIONAL_PRODUCER_IDS) != ((head.attributes & TRANSACTIONAL) != 0):
         return 0
     return position
 

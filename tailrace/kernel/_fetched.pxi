@@ -104,7 +104,7 @@ def fetched_rows(batch not None, uint32_t seed, BatchShape shape not None, recor
         raise TypeError("a record is a tuple, without attributes of its own")
     PyObject_GetBuffer(batch, &view, PyBUF_SIMPLE)
     try:
-        at = plain_head(<const uint8_t*>view.buf, view.len, &head, seed, shape, UNPACKED_MAX, TRANSACTIONAL)
+        at = plain_head(<const uint8_t*>view.buf, view.len, &head, seed, shape, UNPACKED_MAX, TRANSACTIONAL | OF_LOG)
         if not at or not has_right_body(<const uint8_t*>view.buf, view.len, at, &head):
             return None
         if head.attributes & ~<uint32_t>TRANSACTIONAL or <size_t>view.buf & 7 or not pairs_of(<const uint8_t*>view.buf, at + BATCH_HEAD_BYTES - 8, &nodes, &buffers):

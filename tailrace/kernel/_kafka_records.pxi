@@ -246,7 +246,7 @@ def plain_batch_to_kafka(batch not None, uint32_t seed, BatchShape shape not Non
         return None
     PyObject_GetBuffer(batch, &view, PyBUF_SIMPLE)
     try:
-        at = plain_head(<const uint8_t*>view.buf, view.len, &head, seed, shape, UNPACKED_MAX, TRANSACTIONAL | LOG_APPEND_TIME)
+        at = plain_head(<const uint8_t*>view.buf, view.len, &head, seed, shape, UNPACKED_MAX, TRANSACTIONAL | LOG_APPEND_TIME | OF_LOG)
         if not at or head.attributes & COMPRESSED or not has_right_body(<const uint8_t*>view.buf, view.len, at, &head):
             return None
         if not pairs_of(<const uint8_t*>view.buf, at + BATCH_HEAD_BYTES - 8, &nodes, &buffers):

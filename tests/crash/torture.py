@@ -8,18 +8,23 @@ Several producers and consumers, and a compacted topic that is cleaned all the t
 from __future__ import annotations
 
 import collections
+import pathlib
 import random
 import sys
 from dataclasses import dataclass, field
+from typing import Any
 
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tailrace.core.errors import TailraceError
 from tests.crash.compacted_load import BYTES_PER_SECOND, CompactedCounts, CompactedLoad
 from tests.crash.disturbance import Harm
 from tests.crash.torture_base import Enough, TortureBase, run_from_command_line, run_torture
+from tests.kit.appliances.cleaned_segments import is_merged
 from tests.kit.checker import History, check, value_of
 
 PARTITIONS = 6
+CONFIGS: dict[str, Any] = {"segment.bytes": 600 << 10, "small.batch.bytes": 16 << 10}
+"""Small batches are merged meanwhile."""
 TOPIC = "torture"
 
 
@@ -29,6 +34,8 @@ class Counts:
     acknowledged: int = 0
     failed: int = 0
     read: int = 0
+    merged: int = 0
+    """Segments whose small batches were merged, at the end."""
     compacted: CompactedCounts = field(default_factory=CompactedCounts)
 
 
@@ -105,7 +112,7 @@ class Torture(TortureBase[Counts]):
 
     def run(self, enough: Enough[Counts]) -> Counts:
         with Admin(self.address) as admin:
-            admin.create_topics([NewTopic(TOPIC, PARTITIONS, {"segment.bytes": 1 << 18})])
+            admin.create_topics([NewTopic(TOPIC, PARTITIONS, CONFIGS)])
             self.compacted.create(admin)
         threads = [
             self.thread(self._produce, f"p{n}", acks) for n, acks in enumerate(("all", 1, "all"))
@@ -131,6 +138,8 @@ class Torture(TortureBase[Counts]):
         check(self.history, readable)
         self.compacted.check()
         assert self.appliance.stop() == 0
+        segments = pathlib.Path(self.appliance.data_dir).glob(f"{TOPIC}-*/*.arrows")
+        self.counts.merged = sum(map(is_merged, segments))
         return self.counts
 
 

@@ -1,4 +1,5 @@
-"""Cleaned file: a cleaned segment and its index, written beside the segments that it is to replace.
+"""Cleaned file: a cleaned or merged segment and its index, written beside the segments that it is
+to replace.
 
 Owner: one run of the cleaner.
 
@@ -56,7 +57,7 @@ class CleanedFile:
         if self._pending_bytes >= WRITE_BYTES:
             self._flush()
 
-    def finish(self, last_append_us: int) -> CleanedRun:
+    def finish(self, last_append_us: int, *, has_transactions: bool = False) -> CleanedRun:
         """Complete and sync both files. Raises OSError."""
         self._pending.append(END_OF_STREAM)
         self._pending_bytes += len(END_OF_STREAM)
@@ -74,7 +75,7 @@ class CleanedFile:
         self.close()
         return CleanedRun(
             base, self._run[-1].end, [[each.base, each.size] for each in self._run], self._written,
-            len(self._entries), self._max_us, last_append_us,
+            len(self._entries), self._max_us, last_append_us, int(has_transactions),
         )  # fmt: skip
 
     def _flush(self) -> None:

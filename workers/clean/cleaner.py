@@ -36,6 +36,7 @@ from workers.segment.files import DiskFiles, Files
 
 if TYPE_CHECKING:
     from workers.clean.cleaning_pass import CleaningPass
+    from workers.clean.merging_pass import MergingPass
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class Cleaner:
         self._is_ready = False
         self._number = 0
         self._job: CleaningJob | None = None
-        self._pass: CleaningPass | None = None
+        self._pass: CleaningPass | MergingPass | None = None
         self._steps: Iterator[int] | None = None
         self._reported_count = 0
         """Runs of the job in the last report that was written."""
@@ -134,12 +135,19 @@ class Cleaner:
             if self._job is None:
                 self._fail("cleaner.job cannot be read")
                 return
-            from workers.clean.cleaning_pass import CleaningPass  # pyarrow, numpy
-
-            self._pass = CleaningPass(self._files, self._job, self._now_us, self._note_run)
+            self._pass = self._pass_of(self._job)
             self._steps = self._pass.steps()
         except Exception as error:
             self._fail(self._error_handler.on_error(f"job={number}", error))
+
+    def _pass_of(self, job: CleaningJob) -> CleaningPass | MergingPass:
+        if job.is_merge:
+            from workers.clean.merging_pass import MergingPass  # pyarrow, numpy
+
+            return MergingPass(self._files, job, self._note_run)
+        from workers.clean.cleaning_pass import CleaningPass
+
+        return CleaningPass(self._files, job, self._now_us, self._note_run)
 
     def _work(self, steps: Iterator[int], job: CleaningJob, now_ns: int) -> int:
         done = moved = 0

@@ -72,13 +72,23 @@ class SourceReader:
     def read(self, segment: JobSegment) -> Iterator[Source]:
         """Yield the batches up to the segment's end. Raises UnreadableError, OSError."""
         try:
-            yield from self._read(segment)
+            aborted = self.aborted(segment)
+            for header, data in self.read_bytes(segment):
+                try:
+                    rows, offsets = self._decode(data, header, aborted)
+                except (BatchFormatError, pa.ArrowException) as error:
+                    raise UnreadableError(
+                        f"{self._directory}: offset {header.base_offset}: {error}"
+                    ) from None
+                yield Source(header, rows, offsets, len(data))
         except UnreadableError as error:
             error.base = segment.base
             raise
 
-    def _read(self, segment: JobSegment) -> Iterator[Source]:
-        aborted = self._aborted(segment)
+    def read_bytes(self, segment: JobSegment) -> Iterator[tuple[BatchHeader, bytes]]:
+        """Yield header and bytes of the batches up to the segment's end, verified by both
+        checksums. Raises UnreadableError, OSError.
+        """
         path = f"{self._directory}/{file_name(segment.base)}"
         fd = self._files.open_for_read(path)
         try:
@@ -88,10 +98,7 @@ class SourceReader:
                     header = verify_batch(memoryview(data), self._seed)
                     if header.base_offset != following:
                         raise BatchFormatError(f"the batch has offset {header.base_offset}")
-                    if header.base_offset >= segment.end:
-                        break
-                    rows, offsets = self._decode(data, header, aborted)
-                except (BatchFormatError, pa.ArrowException) as error:
+                except BatchFormatError as error:
                     raise UnreadableError(
                         f"{path} at byte {position}, offset {following}: {error}"
                     ) from None
@@ -101,7 +108,7 @@ class SourceReader:
                         f"{path} at byte {position}: a batch ends at offset {following}, the "
                         f"segment at {segment.end}"
                     )
-                yield Source(header, rows, offsets, len(data))
+                yield header, data
             if following < segment.end:
                 raise UnreadableError(f"{path} ends at offset {following}, not {segment.end}")
         finally:
@@ -165,7 +172,7 @@ class SourceReader:
         rows.validate(full=True)
         return rows, np.arange(header.base_offset, header.next_offset, dtype=np.int64)
 
-    def _aborted(self, segment: JobSegment) -> AbortedBatches:
+    def aborted(self, segment: JobSegment) -> AbortedBatches:
         """The aborted batches of a segment. Raises UnreadableError, OSError."""
         path = f"{self._directory}/{file_name(segment.base, TRANSACTION_INDEX_SUFFIX)}"
         if not segment.has_transactions:

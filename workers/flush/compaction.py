@@ -1,15 +1,17 @@
 """Compaction: decides which log is cleaned next, gives the cleaner its job, and swaps the segments
-that it has cleaned.
+that it has written again.
+
+A log is cleaned because its topic is compacted. Of other logs, segments with small batches are
+merged, when nothing is to be cleaned.
 
     a log is due -> job (`workers.segment.cleaning_job`) -> the cleaner reports a run -> no reader
     has a lease on it -> `PartitionLog.swap`, one durable step -> the partition table shows it
 
-Owner: the flusher, whose agent steps it. It exists once there is a compacted topic.
+Owner: the flusher, whose agent steps it. It exists once there is a compacted topic, or a segment
+to merge.
 
 Invariants:
 - One job at a time. A log has no second job before the runs of the first are swapped or given up.
-- Runs are swapped in their order. If one cannot be, those after it are given up: a run may lack
-  what an earlier one still has.
 - A log that cannot be cleaned is shown as such, with its reason in the log, and the part before the
   damage is cleaned on.
 
@@ -19,10 +21,8 @@ Crash: jobs and runs that are not decided are given up with the process; a start
 
 from __future__ import annotations
 
-import base64
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shm.memory.layout import ProcessWord
@@ -30,48 +30,31 @@ from shm.runtime.error_handler import CountedErrorHandler
 from shm.runtime.timing_wheel import Timer, TimingWheel
 from shm.tables.control import ProcessSlot
 from shm.tables.partition_table import CleaningState
-from tailrace.format.record_batch.batch_header import (
-    ATTRIBUTE_SPARSE,
-    METADATA_MAX_BYTES,
-    PREFIX_BYTES,
-    BatchFormatError,
-    read_header,
+from workers.flush.cleaning.job_orders import CleaningSettings as CleaningSettings
+from workers.flush.cleaning.job_orders import job_of
+from workers.flush.cleaning.segment_swapper import SegmentSwapper
+from workers.flush.cleaning.watched_log import (
+    MERGE_RANK,
+    Rank,
+    WatchedLog,
+    has_segments_to_merge,
+    is_compacted,
 )
-from tailrace.format.segments.segment import file_name, schema_message_length
 from workers.flush.group_commit import GroupCommit
 from workers.log.log_set import LogSet
 from workers.log.partition_log import NOT_CLEANED, PartitionLog
-from workers.log.retention.compaction_rules import (
-    Candidate,
-    Cleanable,
-    cleanable,
-    is_due,
-    is_overdue,
-    runs,
-)
+from workers.log.retention.compaction_rules import Cleanable, runs
 from workers.log.retention.leases import RetentionLeases, Task
 from workers.log.retention.wall_clock_jumps import WallJumps
 from workers.segment import cleaning_job
-from workers.segment.cleaning_job import CleaningJob, CleaningReport, JobSegment
-from workers.segment.files import Files, is_shortage
-from workers.segment.segment_swap import CleanedRun, remove_cleaned
+from workers.segment.cleaning_job import CleaningJob, CleaningReport
+from workers.segment.files import Files
+from workers.segment.segment_swap import remove_cleaned
 
 logger = logging.getLogger(__name__)
 
-FAILED_RETRY_NS = 60_000_000_000
-"""Wait after a job that failed, before the log has another one."""
 SEAL_RETRY_MS = 50
 """Wait for a group of the log that is in progress, where a request wants its segment sealed."""
-Rank = tuple[bool, bool, float]
-"""The urgency of a log: (an operator wants it, it is overdue, its dirty ratio)."""
-
-
-class CleaningSettings(NamedTuple):
-    """Settings of the appliance."""
-
-    check_ms: int = 15_000
-    dedupe_bytes: int = 128 << 20
-    bytes_per_second: int = 0
 
 
 class CleanerLink(NamedTuple):
@@ -83,39 +66,6 @@ class CleanerLink(NamedTuple):
     """The cleaner's number of reports."""
     ring: Callable[[], None]
     """Wakes the supervisor, which starts a cleaner, and the cleaner."""
-
-
-@dataclass(slots=True)
-class _Watched:
-    """A compacted log, with the heads of its segments."""
-
-    log: PartitionLog
-    heads: dict[int, tuple[bool, int, int]] = field(default_factory=dict)
-    """(is cleaned, append time of the first batch, schema id) by segment base."""
-    pending: list[CleanedRun] = field(default_factory=list)
-    """Cleaned runs that are not swapped yet, in their order."""
-    stopped_base: int = -1
-    """Base of the segment that cannot be read, -1: none."""
-    retry_ns: int = 0
-    tombstones_since_us: int = 0
-    asked: int = 0
-    """Number of the last request to clean it now."""
-    done: int = 0
-    """The last request that was carried out."""
-    goal: int = -1
-    """The request's: everything below this offset is to be clean. -1: the active segment has yet to
-    be sealed for it.
-    """
-    waits_for_readers: bool = False
-
-    @property
-    def is_requested(self) -> bool:
-        return self.asked > self.done
-
-    def is_due_by_request(self, part: Cleanable) -> bool:
-        """True if a request wants something of this part to be cleaned."""
-        dirty = part.segments[part.clean_count :]
-        return self.is_requested and bool(dirty) and dirty[0].base < self.goal
 
 
 class Compaction:
@@ -142,14 +92,14 @@ class Compaction:
         self._logs = logs
         self._commit = commit
         self._wheel = wheel
-        self._leases = leases
+        self._swapper = SegmentSwapper(files, logs, commit, leases, self._on_refused)
         self._jumps = jumps
         self._link = link
         self._now_us = now_us
         self._seal = seal
         self.settings = CleaningSettings()
-        self._watched: dict[int, _Watched] = {}
-        """Compacted logs by slot."""
+        self._watched: dict[int, WatchedLog] = {}
+        """By slot."""
         self._job: CleaningJob | None = None
         self._job_slot = -1
         self._run_count = 0
@@ -162,34 +112,36 @@ class Compaction:
     # ---- logs ------------------------------------------------------------------------------------
 
     def begin(self, log: PartitionLog, now_ns: int) -> None:
-        """Watch a log that was opened or has new settings, if its topic is compacted."""
+        """Watch a log that was opened, has new settings or a new sealed segment, if its topic is
+        compacted or it has segments to merge.
+        """
         self._now_ns = now_ns
         slot = log.assignment.slot
         known = self._watched.get(slot)
-        is_compacted = (
-            "compact" in log.assignment.settings["cleanup.policy"]
-            and not log.assignment.delay_of
-            and log.is_open
-        )
-        if known is not None and (known.log is not log or not is_compacted):
+        is_cleaned = is_compacted(log)
+        is_needed = log.is_open and (is_cleaned or has_segments_to_merge(log))
+        if known is not None and (
+            known.log is not log or not is_needed or known.is_compacted != is_cleaned
+        ):
             self.forget(slot)
             if known.log is log:
                 log.cleaning = NOT_CLEANED
                 self._logs.publish(log)
             known = None
-        if is_compacted and known is None:
-            self._watched[slot] = _Watched(log)
-        if is_compacted:
+        if is_needed and known is None:
+            self._watched[slot] = WatchedLog(log, self._files, is_cleaned)
+            self._set_timer(0)
+        elif is_needed and is_cleaned:
             self._set_timer(0)
 
     def forget(self, slot: int) -> None:
-        """Leave a log that was closed or deleted, or is not compacted any more."""
+        """Leave a log that was closed or deleted, or has nothing to clean any more."""
         known = self._watched.pop(slot, None)
         if known is None:
             return
         if self._job_slot == slot:
             self._end_job()
-        self._give_up(known)
+        self._swapper.give_up(known)
 
     def request(self, key: tuple[bytes, int], number: int, now_ns: int) -> None:
         """Clean a log at the next chance, whatever its dirty ratio. A request that is known, or
@@ -197,7 +149,7 @@ class Compaction:
         """
         self._now_ns = now_ns
         for known in self._watched.values():
-            if known.log.key == key and number > known.asked:
+            if known.log.key == key and known.is_compacted and number > known.asked:
                 known.asked, known.goal = number, -1
                 known.stopped_base, known.retry_ns = -1, 0
                 self._set_timer(0)
@@ -229,7 +181,23 @@ class Compaction:
         self._set_timer(self.settings.check_ms)
         if self.may_remove:
             self._check()
+        self._wait_at_most(self._retry_ms())
         return 1
+
+    def _retry_ms(self) -> int:
+        """Time until a log that failed is tried again, or the interval of checks."""
+        waits = [
+            (known.retry_ns - self._now_ns) // 1_000_000 + 1
+            for known in self._watched.values()
+            if known.retry_ns > self._now_ns
+        ]
+        return min([self.settings.check_ms, *waits])
+
+    def _wait_at_most(self, wait_ms: int) -> None:
+        """Have the next check after this time, if it is not earlier."""
+        due_ns = self._now_ns + wait_ms * 1_000_000
+        if self._timer is None or self._timer.deadline_ns > due_ns:
+            self._set_timer(wait_ms)
 
     def step(self, now_ns: int) -> int:
         """Take over what the cleaner has reported. Return the amount of work done."""
@@ -250,17 +218,17 @@ class Compaction:
                 self._set_aside(known, error)
         return 1
 
-    def _set_aside(self, known: _Watched, error: Exception) -> None:
+    def _set_aside(self, known: WatchedLog, error: Exception) -> None:
         """Leave a log alone for a while after an unexpected error: the flusher goes on. Raises the
         error if it is that of a broken invariant.
         """
         if isinstance(error, AssertionError):
             raise error
         self._error_handler.on_error(f"directory={known.log.directory}", error)
-        known.retry_ns = self._now_ns + FAILED_RETRY_NS
+        self._wait_at_most(known.note_failure(self._now_ns) // 1_000_000)
         if self._job_slot == known.log.assignment.slot:
             self._end_job()
-            self._give_up(known)
+            self._swapper.give_up(known)
 
     # ---- choosing --------------------------------------------------------------------------------
 
@@ -268,7 +236,7 @@ class Compaction:
         """Look at all logs; begin a job if there is none."""
         now_us = self._now_us()
         self._jumps.observe(now_us, self._now_ns)
-        best: tuple[Rank, _Watched] | None = None
+        best: tuple[Rank, WatchedLog] | None = None
         for known in list(self._watched.values()):
             try:
                 rank = self._examine(known, now_us)
@@ -285,45 +253,41 @@ class Compaction:
         if self._job is None:
             self._end_job()
 
-    def _examine(self, known: _Watched, now_us: int) -> Rank | None:
+    def _examine(self, known: WatchedLog, now_us: int) -> Rank | None:
         """Do what is due of a log. Returns its urgency, None if it needs no job now."""
         log = known.log
         if known.pending:
-            self._swap_some(known)
+            self._swapper.swap_some(known)
+        if not known.is_compacted:
+            return self._examine_merge(known)
         self._seal_due(known, now_us)
-        part = self._part(known, now_us)
-        is_at_rest = (
-            not known.pending and not log.is_swapping and self._job_slot != log.assignment.slot
-        )
+        part = known.part(now_us, self._jumps.moved)
+        is_at_rest = self._is_at_rest(known)
         rank = None
         if is_at_rest and not log.refusal and self._now_ns >= known.retry_ns:
-            rank = self._rank(known, part, now_us)
+            rank = known.rank(part, now_us, self._jumps.moved)
         if is_at_rest and known.goal >= 0 and not known.is_due_by_request(part):
             known.done = known.asked
         self._show(known, part)
         return rank
 
-    def _rank(self, known: _Watched, part: Cleanable, now_us: int) -> Rank | None:
-        """The urgency of a log, None if it is not due."""
-        settings = known.log.assignment.settings
-        max_lag_ms = int(settings["max.compaction.lag.ms"])
-        is_due_now = is_due(
-            part,
-            now_us=now_us,
-            min_ratio=float(settings["min.cleanable.dirty.ratio"]),
-            max_lag_ms=max_lag_ms,
-        )
-        since_us = known.tombstones_since_us
-        has_old_tombstones = bool(since_us) and now_us - self._jumps.moved(since_us) >= (
-            int(settings["delete.retention.ms"]) * 1000
-        )
-        is_due_by_request = known.is_due_by_request(part)
-        if not part.segments or not (is_due_by_request or is_due_now or has_old_tombstones):
-            return None
-        overdue = is_overdue(part, now_us=now_us, max_lag_ms=max_lag_ms)
-        return is_due_by_request, overdue, part.dirty_ratio
+    def _is_at_rest(self, known: WatchedLog) -> bool:
+        """True if nothing of the log is being cleaned, merged or swapped."""
+        slot = known.log.assignment.slot
+        return not known.pending and not known.log.is_swapping and self._job_slot != slot
 
-    def _seal_due(self, known: _Watched, now_us: int) -> None:
+    def _examine_merge(self, known: WatchedLog) -> Rank | None:
+        """Leave a log that has nothing to merge. Returns the urgency of one that has."""
+        log = known.log
+        if not self._is_at_rest(known) or log.refusal or self._now_ns < known.retry_ns:
+            return None
+        if known.mergeable():
+            return MERGE_RANK
+        if not known.to_merge():
+            self.forget(log.assignment.slot)
+        return None
+
+    def _seal_due(self, known: WatchedLog, now_us: int) -> None:
         """Close an active segment whose oldest records are older than max.compaction.lag.ms, or
         that a request wants to be cleaned.
         """
@@ -341,55 +305,11 @@ class Compaction:
         if must_seal:
             known.goal = log.next_offset
 
-    def _part(self, known: _Watched, now_us: int) -> Cleanable:
-        """The part of a log that can be cleaned now."""
-        log = known.log
-        segments = log.closed_segments()
-        ends = [segment.base for segment in segments[1:]]
-        ends.append(log.live.base if log.live is not None else log.next_offset)
-        candidates = []
-        for segment, end in zip(segments, ends, strict=False):  # a log without segments has an end
-            if segment.base not in known.heads:
-                known.heads[segment.base] = self._read_head(log, segment.base)
-            is_cleaned, first_us, schema_id = known.heads[segment.base]
-            is_damaged = 0 <= known.stopped_base <= segment.base or any(
-                damage.start < end and segment.base < damage.end for damage in log.file.damage
-            )
-            candidates.append(
-                Candidate(
-                    segment.base, end, segment.size, self._jumps.moved(first_us),
-                    self._jumps.moved(segment.last_append_us), is_cleaned, is_damaged, schema_id,
-                )
-            )  # fmt: skip
-        bases = {segment.base for segment in segments}
-        known.heads = {base: head for base, head in known.heads.items() if base in bases}
-        return cleanable(
-            candidates,
-            stable_offset=log.last_stable_offset,
-            now_us=now_us,
-            min_lag_ms=int(log.assignment.settings["min.compaction.lag.ms"]),
-        )
-
-    def _read_head(self, log: PartitionLog, base: int) -> tuple[bool, int, int]:
-        """Read from a segment's first batch if the segment is cleaned, its first append time, and
-        its schema id.
-        """
-        try:
-            fd = self._files.open_for_read(f"{log.directory}/{file_name(base)}")
-            try:
-                start = schema_message_length(lambda n, at: self._files.read_at(fd, n, at))
-                head = self._files.read_at(fd, PREFIX_BYTES + METADATA_MAX_BYTES, start)
-            finally:
-                self._files.close(fd)
-            header = read_header(head)
-        except (OSError, BatchFormatError):
-            return False, 0, -1  # the cleaner reports what is wrong
-        is_cleaned = bool(header.attributes & ATTRIBUTE_SPARSE)
-        return is_cleaned, header.append_time_us, header.schema_id
-
-    def _show(self, known: _Watched, part: Cleanable) -> None:
+    def _show(self, known: WatchedLog, part: Cleanable) -> None:
         """Publish what compaction knows of a log."""
         log = known.log
+        if not known.is_compacted:
+            return
         state = CleaningState.NONE
         if known.stopped_base >= 0:
             state = CleaningState.STOPPED
@@ -411,7 +331,7 @@ class Compaction:
 
     # ---- jobs ------------------------------------------------------------------------------------
 
-    def _begin_job(self, known: _Watched, now_us: int) -> None:
+    def _begin_job(self, known: WatchedLog, now_us: int) -> None:
         log = known.log
         if log.group or (log.is_unsynced and not self._commit.sync(log)):
             return
@@ -419,52 +339,32 @@ class Compaction:
             if log.live is None:
                 log.roll()  # the newest segment is not cleaned: a start reads its headers
                 self._logs.publish(log)
-            part = self._part(known, now_us)
+            part = known.part(now_us, self._jumps.moved)
             segment_bytes = int(log.assignment.settings["segment.bytes"])
+            cut = (
+                runs(part.segments, segment_bytes)
+                if known.is_compacted
+                else [[each] for each in known.mergeable()]
+            )
+            if not cut:
+                return
             cleaning_job.remove_files(self._files, self._data_dir)
             number = self._link.slot.load(ProcessWord.CLEANING_JOBS) + 1
             self._link.slot.store(ProcessWord.CLEANING_JOBS, number)
-            job = self._job_of(number, log, runs(part.segments, segment_bytes))
+            job = job_of(
+                number, log, cut, self._jumps, self.settings, is_merge=not known.is_compacted
+            )
             remove_cleaned(self._files, log.directory)
             cleaning_job.write_job(self._files, self._data_dir, job)
         except OSError as error:
             logger.warning("cleaning_not_begun directory=%s error=%r", log.directory, str(error))
-            known.retry_ns = self._now_ns + FAILED_RETRY_NS
+            known.note_failure(self._now_ns)
             return
         known.tombstones_since_us = known.retry_ns = 0
         self._job, self._job_slot, self._run_count = job, log.assignment.slot, 0
         self._link.slot.store(ProcessWord.CLEANING, job.number)
         self._link.ring()
         self._show(known, part)
-
-    def _job_of(self, number: int, log: PartitionLog, cut: list[list[Candidate]]) -> CleaningJob:
-        assignment, settings = log.assignment, log.assignment.settings
-        return CleaningJob(
-            number=number, directory=log.directory, topic=assignment.topic,
-            topic_id=assignment.topic_id.hex(), partition=assignment.partition,
-            schemas={
-                str(number): base64.b64encode(message).decode("ascii")
-                for number, message in log.file.schemas.items()
-            },
-            schema_id=assignment.schema_id, typed=assignment.typed,
-            key_column=settings["key.column"] if assignment.typed else "key",
-            compression=settings["compression.type"],
-            max_message_bytes=int(settings["max.message.bytes"]),
-            delete_retention_ms=int(settings["delete.retention.ms"]),
-            runs=[
-                [
-                    JobSegment(
-                        each.base, each.end, each.size, each.is_cleaned,
-                        log.transaction_indexes.has(each.base), each.schema_id,
-                    )
-                    for each in run
-                ]
-                for run in cut
-            ],
-            jumps=self._jumps.all(),
-            dedupe_bytes=self.settings.dedupe_bytes,
-            bytes_per_second=self.settings.bytes_per_second,
-        )  # fmt: skip
 
     def _end_job(self) -> None:
         """Give up the job, or the cleaner if it has none."""
@@ -473,82 +373,65 @@ class Compaction:
             self._link.slot.store(ProcessWord.CLEANING, 0)
             self._link.ring()
 
-    def _take(self, known: _Watched, report: CleaningReport) -> None:
+    def _on_refused(self, known: WatchedLog) -> None:
+        if self._job_slot == known.log.assignment.slot:
+            self._end_job()
+
+    def _take(self, known: WatchedLog, report: CleaningReport) -> None:
         """Take over a report on the job of a log."""
         known.pending += report.runs[self._run_count :]
         self._run_count = len(report.runs)
         log = known.log
         if report.state == cleaning_job.RUNNING:
-            self._swap_some(known)
+            self._swapper.swap_some(known)
             return
         self._job, self._job_slot = None, -1  # the next check has another one, or ends the cleaner
         if report.state == cleaning_job.DONE:
+            known.failures = 0
             known.tombstones_since_us = report.tombstones_since_us
-            logger.info(
-                "cleaned topic=%s partition=%d bytes_in=%d bytes_out=%d records_in=%d "
-                "records_out=%d segments=%d",
-                log.assignment.topic, log.assignment.partition, report.bytes_in, report.bytes_out,
-                report.records_in, report.records_out, len(report.runs),
-            )  # fmt: skip
+            _log_done(known, report)
         elif report.state == cleaning_job.UNREADABLE:
-            known.stopped_base = max(0, report.stopped_base)
-            logger.error(
-                "cleaning_stopped topic=%s partition=%d base=%d reason=%r",
-                log.assignment.topic, log.assignment.partition, known.stopped_base, report.reason,
-            )  # fmt: skip
+            self._note_unreadable(known, report)
         else:
-            known.retry_ns = self._now_ns + FAILED_RETRY_NS
+            wait_ns = known.note_failure(self._now_ns)
             logger.warning(
-                "cleaning_tried_again topic=%s partition=%d reason=%r",
-                log.assignment.topic, log.assignment.partition, report.reason,
+                "cleaning_tried_again topic=%s partition=%d wait_ms=%d reason=%r",
+                log.assignment.topic, log.assignment.partition, wait_ns // 1_000_000,
+                report.reason,
             )  # fmt: skip
-        self._swap_some(known)
+        self._swapper.swap_some(known)
         self._set_timer(0)
 
-    # ---- swapping --------------------------------------------------------------------------------
+    @staticmethod
+    def _note_unreadable(known: WatchedLog, report: CleaningReport) -> None:
+        """Stop compaction at a segment that cannot be read; merging goes on without it."""
+        base, assignment = max(0, report.stopped_base), known.log.assignment
+        if known.is_compacted:
+            known.stopped_base = base
+            logger.error(
+                "cleaning_stopped topic=%s partition=%d base=%d reason=%r",
+                assignment.topic, assignment.partition, base, report.reason,
+            )  # fmt: skip
+        else:
+            known.unmergeable.add(base)
+            logger.error(
+                "segment_not_merged topic=%s partition=%d base=%d reason=%r",
+                assignment.topic, assignment.partition, base, report.reason,
+            )  # fmt: skip
 
-    def _swap_some(self, known: _Watched) -> None:
-        """Swap the cleaned runs of a log as far as no lease keeps their segments."""
-        log = known.log
-        known.waits_for_readers = False
-        while known.pending:
-            run = known.pending[0]
-            leased = self._leases.lowest(log.key)
-            if leased is not None and leased < run.end and not log.is_swapping:
-                known.waits_for_readers = True
-                return
-            if log.group:
-                self._set_timer(self.settings.check_ms)
-                return
-            try:
-                if log.is_unsynced and not self._commit.sync(log):
-                    return
-                is_swapped = not log.refusal and log.swap(run)
-            except OSError as error:
-                logger.warning(
-                    "segments_not_swapped directory=%s base=%d shortage=%s error=%r",
-                    log.directory, run.base, "yes" if is_shortage(error) else "no", str(error),
-                )  # fmt: skip
-                return  # the next check tries again
-            if not is_swapped:
-                if self._job_slot == log.assignment.slot:
-                    self._end_job()
-                self._give_up(known)
-                return
-            known.pending.pop(0)
-            known.heads[run.base] = True, *known.heads.get(run.base, (False, 0, -1))[1:]
-            self._logs.publish(log)
 
-    def _give_up(self, known: _Watched) -> None:
-        """Remove the cleaned files of a log that are not swapped."""
-        known.pending.clear()
-        known.waits_for_readers = False
-        if known.log.is_swapping:
-            return
-        try:
-            if self._files.exists(known.log.directory):
-                remove_cleaned(self._files, known.log.directory)
-        except OSError as error:
-            logger.warning(
-                "cleaned_files_not_removed directory=%s error=%r", known.log.directory, str(error)
-            )
+def _log_done(known: WatchedLog, report: CleaningReport) -> None:
+    assignment = known.log.assignment
+    if known.is_compacted:
+        logger.info(
+            "cleaned topic=%s partition=%d bytes_in=%d bytes_out=%d records_in=%d "
+            "records_out=%d segments=%d",
+            assignment.topic, assignment.partition, report.bytes_in, report.bytes_out,
+            report.records_in, report.records_out, len(report.runs),
+        )  # fmt: skip
+    else:
+        logger.info(
+            "merged topic=%s partition=%d bytes_in=%d bytes_out=%d records=%d segments=%d",
+            assignment.topic, assignment.partition, report.bytes_in, report.bytes_out,
+            report.records_in, len(report.runs),
+        )  # fmt: skip

@@ -34,6 +34,7 @@ from workers.log.partition_log import PartitionLog
 from workers.log.producers.delay_rules import kept_from, newest_us
 from workers.log.retention.expiry import KEEP_FOR_EVER, expires_us, new_start
 from workers.log.retention.leases import LogKey, RetentionLeases, Task
+from workers.log.retention.merging_rules import SETTING, has_small_batches
 from workers.log.retention.wall_clock_jumps import WallJumps
 from workers.segment.files import is_shortage
 
@@ -117,13 +118,26 @@ class LogCleaner:
         self._ages.pop(log.assignment.slot, None)
         self.watch_age(log, now_ns)
         self.retain(log)
+        if COMPACT in log.assignment.settings["cleanup.policy"] or self.compaction is not None:
+            self._watch(log)
+
+    def _watch(self, log: PartitionLog) -> None:
+        """Have compaction look at a log."""
         if self.compaction is None and self._make_compaction is not None:
-            if COMPACT not in log.assignment.settings["cleanup.policy"]:
-                return
             self.compaction = self._make_compaction(self)
             self.compaction.may_remove = self.may_remove
         if self.compaction is not None:
-            self.compaction.begin(log, now_ns)
+            self.compaction.begin(log, self._now_ns)
+
+    def _watch_small_batches(self, log: PartitionLog) -> None:
+        """Have small batches of sealed segments merged."""
+        below_bytes = int(log.assignment.settings.get(SETTING, 0))
+        if (
+            below_bytes
+            and not log.assignment.delay_of
+            and any(has_small_batches(each, below_bytes) for each in log.closed_segments())
+        ):
+            self._watch(log)
 
     def allow_removal(self) -> None:
         """Begin to remove: recovery has ended."""
@@ -281,6 +295,7 @@ class LogCleaner:
         )
         if settings["cleanup.policy"] == COMPACT:
             retention_ms = retention_bytes = KEEP_FOR_EVER
+        self._watch_small_batches(log)
         now_us = self._check_clock()
         leased = self.leases.lowest(log.key)
         if self._close_live(log, retention_ms, retention_bytes, now_us, leased):

@@ -679,7 +679,8 @@ class PartitionLog:
         segment_swap.carry_out(self._files, self.directory, run)
         crash_point("flusher.after_swap")
         for base, _ in run.replaced:
-            self.transaction_indexes.forget(base)
+            if not run.has_transactions:
+                self.transaction_indexes.forget(base)
             self.sealed.pop(base, None)
             if base in self.unscrubbed:
                 self.unscrubbed.remove(base)

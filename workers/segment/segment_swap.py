@@ -42,7 +42,10 @@ logger = logging.getLogger(__name__)
 
 CLEANED_SUFFIX = ".cleaned"
 CLEANED_INDEX_SUFFIX = ".cleanedindex"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""2 may have `has_transactions`. A build that knows 1 alone would remove the index that stays, and
+refuses it.
+"""
 
 
 class SwapDamagedError(OSError):
@@ -61,18 +64,26 @@ class CleanedRun(NamedTuple):
     batch_count: int
     max_timestamp_us: int
     last_append_us: int
+    has_transactions: int = 0
+    """1: its batches of transactions are those of the one segment that it replaces, whose index of
+    transactions stays.
+    """
 
     @property
     def sealed(self) -> SealedSegment:
         """The facts of the cleaned segment."""
         return SealedSegment(
-            self.base, self.size, self.batch_count, self.max_timestamp_us, self.last_append_us, 0
-        )
+            self.base, self.size, self.batch_count, self.max_timestamp_us, self.last_append_us,
+            self.has_transactions,
+        )  # fmt: skip
 
 
 def write_intent(files: Files, directory: str, run: CleanedRun) -> None:
     """Decide the swap, durably. Raises OSError."""
     content = {"format": FORMAT_VERSION, **run._asdict()}
+    if not run.has_transactions:  # as format 1, which other builds can finish
+        content["format"] = 1
+        del content["has_transactions"]
     write_durably(files, directory, SWAP_FILE, checked_json.encode(content))
 
 
@@ -83,7 +94,7 @@ def read_intent(files: Files, directory: str) -> CleanedRun | None:
         return None
     content: Any = checked_json.decode(read_whole(files, path))
     try:
-        if content["format"] != FORMAT_VERSION:
+        if not 1 <= content["format"] <= FORMAT_VERSION:
             raise SwapDamagedError(f"{path} has format {content['format']}")
         del content["format"]
         return CleanedRun(**content)
@@ -112,7 +123,7 @@ def carry_out(files: Files, directory: str, run: CleanedRun) -> None:
         if files.exists(source):
             files.rename(source, f"{directory}/{file_name(run.base, suffix)}")
             crash_point("flusher.in_swap")
-    gone = [(run.base, TRANSACTION_INDEX_SUFFIX)]
+    gone = [] if run.has_transactions else [(run.base, TRANSACTION_INDEX_SUFFIX)]
     for base, _ in run.replaced[1:]:
         gone += [
             (base, suffix)

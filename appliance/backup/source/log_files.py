@@ -23,7 +23,13 @@ from appliance.backup.manifest import Part, PartitionEntry, SegmentEntry
 from appliance.backup.writer import BackupWriter
 from tailrace.format.directory.data_dir import SWAP_FILE
 from tailrace.format.directory.partition_metadata import PartitionMetadata
-from tailrace.format.record_batch.batch_header import END_OF_STREAM
+from tailrace.format.record_batch.batch_header import (
+    END_OF_STREAM,
+    METADATA_MAX_BYTES,
+    PREFIX_BYTES,
+    BatchFormatError,
+    read_header,
+)
 from tailrace.format.segments.segment import (
     INDEX_SUFFIX,
     PRODUCERS_SUFFIX,
@@ -133,7 +139,7 @@ def _whole(
         if known is not None and is_same and known.is_whole:
             is_same = (known.size, known.mtime_ns) == (size, found.st_mtime_ns)
         elif is_same:
-            is_same = _has_own_schema(fd, metadata)
+            is_same = _is_as_written(fd, metadata)
         if known is not None and is_same and known.size <= size:
             parts = writer.grown(fd, known.parts, known.size, size)
         else:
@@ -153,12 +159,18 @@ def _whole(
     )  # fmt: skip
 
 
-def _has_own_schema(fd: int, metadata: PartitionMetadata) -> bool:
-    """True if a segment begins with a schema message of its topic. A cleaned one does not: it may
-    have the inode number of the segment that it replaces, and has other bytes.
+def _is_as_written(fd: int, metadata: PartitionMetadata) -> bool:
+    """True if a segment begins with a schema message of its topic and a batch that was not merged.
+    A cleaned or merged one does not: it may have the inode number of the segment that it replaces,
+    and has other bytes.
     """
     length = schema_message_length(lambda count, position: os.pread(fd, count, position))
-    return bool(length) and os.pread(fd, length, 0) in metadata.schemas.values()
+    if not length or os.pread(fd, length, 0) not in metadata.schemas.values():
+        return False
+    try:
+        return not read_header(os.pread(fd, PREFIX_BYTES + METADATA_MAX_BYTES, length)).merged_count
+    except BatchFormatError:
+        return True  # no batch, or damage: the cleaner leaves no such segment
 
 
 def _sidecars(

@@ -101,7 +101,7 @@ LOG_EVENTS: dict[str, LogEvent] = {
         'look at the disk; what to do: docs/operations.md, "A partition is not compacted"',
     ),
     "cleaning_tried_again": LogEvent(
-        "the cleaning of a partition failed and is tried again in a minute",
+        "the cleaning of a partition failed and is tried again soon (wait_ms)",
         "do as the reason says",
     ),
     "clock_set_back": LogEvent(
@@ -473,6 +473,10 @@ LOG_EVENTS: dict[str, LogEvent] = {
     "segment_not_split": LogEvent("delete-records could not free space of a segment yet", ROOM),
     "segment_without_schema_removed": LogEvent(
         "a segment that a crash left without a batch was removed", NOTHING
+    ),
+    "segment_not_merged": LogEvent(
+        "a segment has something that cannot be read, and its small batches are not merged",
+        "look at the disk; `tailrace log verify` finds the place",
     ),
     "segments_not_swapped": LogEvent(
         "cleaned segments could not take the place of the old ones; it is tried again",

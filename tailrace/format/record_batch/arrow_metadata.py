@@ -158,6 +158,18 @@ def read_record_batch(data: Readable, start: int = 8) -> RecordBatchMetadata:
         raise ArrowMetadataError(f"offsets lead outside the metadata ({error})") from None
 
 
+def codec_of(data: Readable, start: int = 8) -> str:
+    """The compression of a RecordBatch message that `read_record_batch` takes: "none", "lz4" or
+    "zstd".
+    """
+    table, _ = _message(data, start, MESSAGE_RECORD_BATCH)
+    compression_at = _table_field(data, table, 3)
+    if not compression_at:
+        return "none"
+    codec_at = _table_field(data, _follow(data, compression_at), 0)
+    return "zstd" if codec_at and data[codec_at] else "lz4"
+
+
 def record_batch_positions(message: Readable) -> tuple[int, int, int, int]:
     """Positions of row count, nodes, buffers and body length in a
     RecordBatch message of pyarrow.

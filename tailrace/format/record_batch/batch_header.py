@@ -112,6 +112,7 @@ OFFSET_LEADER_EPOCH = 72
 OFFSET_SCHEMA_ID = 76
 OFFSET_DURABLE_OFFSET = 80
 OFFSET_MIN_TICK = 104
+OFFSET_MERGED_COUNT = 116
 OFFSET_VERSION = 130
 
 
@@ -164,7 +165,10 @@ class BatchHeader:
     header_crc32c: int = 0
     control_type: int = 0
     """The type of a control batch (CONTROL_DELAY_MARK); 0 in other batches."""
-    reserved_b: int = 0
+    merged_count: int = 0
+    """In a segment whose small batches were merged: the number of batches that this one stands for,
+    1 for one that is as it was. 0 in all other segments.
+    """
     previous_position: int = 0
     """In a delivered batch: the offset, in the delay log, of the row delivered before its first
     one. `due_us` is that row's ordinal. 0, 0: there was none.
@@ -237,8 +241,8 @@ class BatchHeader:
             self.producer_id,
             self.base_sequence, self.producer_epoch, self.control_type, self.leader_epoch,
             self.schema_id, self.durable_offset,
-            self.due_us, self.delay_position, self.min_tick, self.extension_length, self.reserved_b,
-            self.previous_position,
+            self.due_us, self.delay_position, self.min_tick, self.extension_length,
+            self.merged_count, self.previous_position,
             HEADER_BYTES, version_of(self.attributes), BATCH_MAGIC,
         )  # fmt: skip
 
@@ -300,7 +304,7 @@ def header_at(data: Readable, position: int, metadata_size: int) -> BatchHeader:
         record_count, first_timestamp, max_timestamp,
         append_time, producer_id, base_sequence, producer_epoch, control_type, leader_epoch,
         schema_id, durable_offset, due, delay_position,
-        min_tick, extension_length, reserved_b, previous_position, header_length, version, magic,
+        min_tick, extension_length, merged_count, previous_position, header_length, version, magic,
     ) = _FIELDS.unpack_from(data, position)  # fmt: skip
     if magic != BATCH_MAGIC:
         raise BatchFormatError(f"batch magic is 0x{magic:08x}; expected 0x{BATCH_MAGIC:08x}")
@@ -351,7 +355,7 @@ def header_at(data: Readable, position: int, metadata_size: int) -> BatchHeader:
         first_timestamp, max_timestamp, append_time,
         producer_id, base_sequence, producer_epoch, leader_epoch, schema_id, durable_offset, due,
         delay_position, min_tick,
-        extension_length, header_crc, control_type, reserved_b, previous_position,
+        extension_length, header_crc, control_type, merged_count, previous_position,
     )  # fmt: skip
 
 
@@ -492,6 +496,13 @@ def stamp_min_tick(batch: memoryview, position: int, header: BatchHeader, min_ti
     """Set the first open ordinal in a batch of a delay log. Call it before `stamp_appended`."""
     header.min_tick = min_tick
     _APPEND.pack_into(batch, position + OFFSET_MIN_TICK, min_tick)
+
+
+def stamp_merged(batch: memoryview, header: BatchHeader, seed: int) -> None:
+    """Mark a batch that is copied as it was into a merged segment."""
+    position = header_position(batch)
+    _U32.pack_into(batch, position + OFFSET_MERGED_COUNT, 1)
+    seal_header(batch, position, header.extension_length, seed)
 
 
 def stamp_append_time(

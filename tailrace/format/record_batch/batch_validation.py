@@ -239,7 +239,7 @@ def _check_from_outside(header: BatchHeader) -> None:
             f"due_us={header.due_us} delay_position={header.delay_position} "
             f"min_tick={header.min_tick} previous_position={header.previous_position}"
         )
-    if header.control_type or header.reserved_b:
+    if header.control_type or header.merged_count:
         raise BatchFormatError("the control type or a reserved field is not 0")
 
 

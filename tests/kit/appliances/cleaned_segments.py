@@ -4,6 +4,7 @@ sparse batches, as compaction makes it.
 
 from __future__ import annotations
 
+import base64
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from tailrace.format.record_batch.batch_header import (
     END_OF_STREAM,
     BatchHeader,
     frame_at,
+    read_header,
 )
 from tailrace.format.record_batch.sparse_batch import cleaned_schema_message, encode_sparse_batch
 from tailrace.format.schema import from_message
@@ -26,9 +28,12 @@ from tailrace.format.segments.transaction_index import (
     AbortedBatches,
     decode_transaction_index,
 )
+from workers.clean.merging_pass import MergingPass
 from workers.segment.checkpoint import CHECKPOINT_FILES
+from workers.segment.cleaning_job import CleaningJob, JobSegment
 from workers.segment.files import DiskFiles
 from workers.segment.segment_index_files import rebuild_index
+from workers.segment.segment_swap import CLEANED_SUFFIX, remove_cleaned
 
 
 def sealed_bases(directory: pathlib.Path) -> list[int]:
@@ -47,6 +52,12 @@ def stored_batches(data: bytes) -> Iterator[memoryview]:
     while (frame := frame_at(view, at, len(view))) is not None and frame[0]:
         yield view[at : at + frame[0]]
         at += frame[0]
+
+
+def is_merged(path: pathlib.Path) -> bool:
+    """True if the small batches of a segment were merged."""
+    first = next(stored_batches(path.read_bytes()), None)
+    return first is not None and read_header(first).merged_count > 0
 
 
 def clean_segment(
@@ -140,3 +151,29 @@ def clean_partition(
     sealed = [base for base in sealed_bases(directory) if base != bases[-1]]
     left = {base: clean_segment(directory, base, is_kept, **how) for base in sealed}
     return left, bases[len(sealed)] if sealed else 0
+
+
+def merge_segment(directory: pathlib.Path, base: int) -> None:
+    """Replace the bytes of a sealed segment by those of its merge."""
+    known = PartitionMetadata.decode((directory / "partition.json").read_bytes())
+    assert known is not None
+    bases = segment_bases([path.name for path in directory.glob(f"*{SEGMENT_SUFFIX}")])
+    path = directory / file_name(base)
+    end = bases[bases.index(base) + 1]
+    schema_id, message = next(iter(known.schemas.items()))
+    job = CleaningJob(
+        number=1, directory=str(directory), topic="", topic_id=known.topic_id.hex(),
+        partition=known.partition, schemas={str(schema_id): base64.b64encode(message).decode()},
+        schema_id=schema_id, typed=False, key_column="key", compression="none",
+        max_message_bytes=1 << 20, delete_retention_ms=0,
+        runs=[[JobSegment(base, end, path.stat().st_size, False, False, schema_id)]], jumps=[],
+        dedupe_bytes=0, bytes_per_second=0, is_merge=True,
+    )  # fmt: skip
+    for _ in MergingPass(DiskFiles(), job, lambda _: None).steps():
+        pass
+    path.write_bytes((directory / file_name(base, CLEANED_SUFFIX)).read_bytes())
+    remove_cleaned(DiskFiles(), str(directory))
+    for name in CHECKPOINT_FILES:
+        (directory / name).unlink(missing_ok=True)
+    path.with_suffix(".index").unlink(missing_ok=True)
+    rebuild_index(DiskFiles(), str(directory), known, base)

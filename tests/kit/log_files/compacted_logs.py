@@ -72,10 +72,11 @@ def _piece(data: memoryview, length: int, position: int) -> bytes:
 class World:
     """A compacted log, its cleaner, and what it should hold."""
 
-    def __init__(self, b: Bench, rng: random.Random) -> None:
+    def __init__(self, b: Bench, rng: random.Random, of: Any = None) -> None:
+        """`of`: the assignment, by default of a compacted topic."""
         self.b = b
         self.rng = rng
-        b.assignments = [compacted()]
+        b.assignments = [of or compacted()]
         b.flusher = b._new_flusher()
         self.filler = RingFiller(b.regions["ring"])
         self.cleaner = self.new_cleaner()

@@ -17,10 +17,13 @@ from functools import partial
 import orjson
 import pytest
 
+from appliance.backup.source import log_files
 from shm.crash_points import CRASH_POINTS
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tailrace.core.errors import NotReachableError
 from tailrace.embedded_appliance import EmbeddedAppliance
+from tailrace.format.directory.partition_metadata import PartitionMetadata
+from tailrace.format.segments.segment import file_name
 from tests.kit.appliances.backups import (
     back_up,
     listed,
@@ -29,7 +32,7 @@ from tests.kit.appliances.backups import (
     run_killed_at,
     verify,
 )
-from tests.kit.appliances.cleaned_segments import clean_segment, sealed_bases
+from tests.kit.appliances.cleaned_segments import clean_segment, merge_segment, sealed_bases
 from tests.kit.appliances.killed_directories import start
 from tests.kit.cli import TAILRACE, run
 from tests.kit.processes import HANG_LIMIT_S, wait_until
@@ -43,8 +46,10 @@ def create(appliance: EmbeddedAppliance, name: str, partitions: int = 1, **confi
         admin.create_topics([NewTopic(name, partitions, given)])
 
 
-def produce(appliance: EmbeddedAppliance, topic: str, values: range, size: int = 0) -> None:
-    with Producer(appliance.address) as producer:
+def produce(
+    appliance: EmbeddedAppliance, topic: str, values: range, size: int = 0, **settings: int
+) -> None:
+    with Producer(appliance.address, **settings) as producer:
         handles = [
             producer.send(topic, b"%d" % number + bytes(size), key=b"%d" % number)
             for number in values
@@ -551,6 +556,34 @@ def test_a_target_that_is_removed_while_a_backup_follows_is_reported_and_not_mad
         finally:
             following.terminate()
     assert not target.exists()
+
+
+def test_a_segment_that_was_merged_between_two_backups_is_sent_again(
+    tmp_path: pathlib.Path,
+) -> None:
+    """The merged segment has the inode number of the one before, which was backed up in part."""
+    data, target = tmp_path / "data", tmp_path / "target"
+    first = start(data)
+    create(first, "orders", segment_bytes=SEGMENT_BYTES)
+    produce(first, "orders", range(250), size=1_000, batch_size=1_024)
+    back_up(data, target)
+    produce(first, "orders", range(250, 1_500), size=1_000, batch_size=1_024)
+    assert first.stop() == 0
+    base = sealed_bases(data / "orders-0")[0]
+    assert is_as_written(data / "orders-0", base)
+    merge_segment(data / "orders-0", base)
+    assert not is_as_written(data / "orders-0", base), "no part of it is taken over"
+    back_up(data, target)
+    restore(target, tmp_path / "restored")
+    assert records_in(tmp_path / "restored") == 1_500
+
+
+def is_as_written(directory: pathlib.Path, base: int) -> bool:
+    """True if a part of a segment that an earlier backup has may be taken over."""
+    known = PartitionMetadata.decode((directory / "partition.json").read_bytes())
+    assert known is not None
+    with open(directory / file_name(base), "rb") as file:
+        return log_files._is_as_written(file.fileno(), known)
 
 
 def test_a_segment_that_was_cleaned_between_two_backups_is_sent_again(

@@ -246,7 +246,7 @@ def test_a_delay_log_takes_only_what_can_be_delivered_uncompressed() -> None:
         ({"min_tick": -2}, UnsafeBatchError),
         ({"previous_position": 7}, UnsafeBatchError),
         ({"control_type": 1}, BatchFormatError),
-        ({"reserved_b": 1}, BatchFormatError),
+        ({"merged_count": 1}, BatchFormatError),
     ],
 )
 def test_what_only_the_appliance_may_say_is_refused_from_outside(

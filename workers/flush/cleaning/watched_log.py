@@ -1,0 +1,208 @@
+"""Watched log: what compaction knows of a log that is compacted, or has segments to merge.
+
+Owner: `workers.flush.compaction`, which changes it.
+
+Invariants:
+- All of it follows from the log's files, beside requests, failures and what waits to be swapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tailrace.format.record_batch.batch_header import (
+    METADATA_MAX_BYTES,
+    PREFIX_BYTES,
+    BatchFormatError,
+    BatchHeader,
+    read_header,
+)
+from tailrace.format.segments.segment import file_name, schema_message_length
+from workers.log.partition_log import PartitionLog
+from workers.log.retention.compaction_rules import (
+    Candidate,
+    Cleanable,
+    cleanable,
+    is_due,
+    is_overdue,
+)
+from workers.log.retention.merging_rules import SETTING, has_small_batches
+from workers.segment.checkpoint import SealedSegment
+from workers.segment.files import Files
+from workers.segment.segment_swap import CleanedRun
+
+COMPACT = "compact"
+"""The part of cleanup.policy that says that a topic is compacted."""
+RETRY_MIN_NS = 1_000_000_000
+RETRY_MAX_NS = 60_000_000_000
+MERGED_AT_ONCE = 8
+"""Most segments of a job that merges."""
+Rank = tuple[bool, bool, float]
+"""The urgency of a log: (an operator wants it, it is overdue, its dirty ratio)."""
+MERGE_RANK: Rank = (False, False, -1.0)
+"""What is to be merged waits for all that is to be cleaned."""
+
+
+class Head(NamedTuple):
+    """What a segment's first batch says of the segment."""
+
+    is_cleaned: bool = False
+    is_merged: bool = False
+    first_append_us: int = 0
+    schema_id: int = -1
+
+    @classmethod
+    def of(cls, header: BatchHeader) -> Head:
+        return cls(
+            header.is_sparse, header.merged_count > 0, header.append_time_us, header.schema_id
+        )
+
+
+def is_compacted(log: PartitionLog) -> bool:
+    """True if the log's topic is compacted."""
+    return COMPACT in log.assignment.settings["cleanup.policy"] and not log.assignment.delay_of
+
+
+def has_segments_to_merge(log: PartitionLog) -> bool:
+    """True if the log may have segments to merge, by what is known without reading."""
+    below_bytes = int(log.assignment.settings.get(SETTING, 0))
+    return (
+        below_bytes > 0
+        and not log.assignment.delay_of
+        and any(has_small_batches(segment, below_bytes) for segment in log.closed_segments())
+    )
+
+
+@dataclass(slots=True)
+class WatchedLog:
+    """A log and the heads of its segments."""
+
+    log: PartitionLog
+    files: Files
+    is_compacted: bool
+    heads: dict[int, Head] = field(default_factory=dict)
+    """By segment base."""
+    pending: list[CleanedRun] = field(default_factory=list)
+    """Cleaned runs that are not swapped yet, in their order."""
+    stopped_base: int = -1
+    """Base of the segment that cannot be read, -1: none."""
+    unmergeable: set[int] = field(default_factory=set)
+    """Bases of segments that cannot be read to merge them."""
+    failures: int = 0
+    """Failed jobs since the last one that ended well."""
+    retry_ns: int = 0
+    tombstones_since_us: int = 0
+    asked: int = 0
+    """Number of the last request to clean it now."""
+    done: int = 0
+    """The last request that was carried out."""
+    goal: int = -1
+    """The request's: everything below this offset is to be clean. -1: the active segment has yet to
+    be sealed for it.
+    """
+    waits_for_readers: bool = False
+
+    @property
+    def is_requested(self) -> bool:
+        return self.asked > self.done
+
+    def is_due_by_request(self, part: Cleanable) -> bool:
+        """True if a request wants something of this part to be cleaned."""
+        dirty = part.segments[part.clean_count :]
+        return self.is_requested and bool(dirty) and dirty[0].base < self.goal
+
+    def note_failure(self, now_ns: int) -> int:
+        """Leave the log alone for a while, for longer each time. Returns how long, ns."""
+        wait_ns = min(RETRY_MAX_NS, RETRY_MIN_NS << min(self.failures, 10))
+        self.failures += 1
+        self.retry_ns = now_ns + wait_ns
+        return wait_ns
+
+    def part(self, now_us: int, moved: Callable[[int], int]) -> Cleanable:
+        """The part of the log that can be cleaned now. `moved`: see `WallJumps`."""
+        log = self.log
+        candidates = []
+        for segment, end, head in self._segments():
+            is_damaged = 0 <= self.stopped_base <= segment.base or self._is_damaged(segment, end)
+            candidates.append(
+                Candidate(
+                    segment.base, end, segment.size, moved(head.first_append_us),
+                    moved(segment.last_append_us), head.is_cleaned, is_damaged, head.schema_id,
+                )
+            )  # fmt: skip
+        return cleanable(
+            candidates,
+            stable_offset=log.last_stable_offset,
+            now_us=now_us,
+            min_lag_ms=int(log.assignment.settings["min.compaction.lag.ms"]),
+        )
+
+    def rank(self, part: Cleanable, now_us: int, moved: Callable[[int], int]) -> Rank | None:
+        """The urgency of a compacted log, None if it is not due."""
+        settings = self.log.assignment.settings
+        max_lag_ms = int(settings["max.compaction.lag.ms"])
+        is_due_now = is_due(
+            part,
+            now_us=now_us,
+            min_ratio=float(settings["min.cleanable.dirty.ratio"]),
+            max_lag_ms=max_lag_ms,
+        )
+        since_us = self.tombstones_since_us
+        has_old_tombstones = bool(since_us) and now_us - moved(since_us) >= (
+            int(settings["delete.retention.ms"]) * 1000
+        )
+        is_due_by_request = self.is_due_by_request(part)
+        if not part.segments or not (is_due_by_request or is_due_now or has_old_tombstones):
+            return None
+        overdue = is_overdue(part, now_us=now_us, max_lag_ms=max_lag_ms)
+        return is_due_by_request, overdue, part.dirty_ratio
+
+    def mergeable(self) -> list[Candidate]:
+        """The segments whose small batches can be merged now."""
+        stable = self.log.last_stable_offset
+        return [each for each in self.to_merge() if each.end <= stable][:MERGED_AT_ONCE]
+
+    def to_merge(self) -> list[Candidate]:
+        """The segments whose small batches are to be merged, now or when they are stable."""
+        below_bytes = int(self.log.assignment.settings.get(SETTING, 0))
+        return [
+            Candidate(
+                segment.base, end, segment.size, 0, 0, is_cleaned=False, schema_id=head.schema_id
+            )
+            for segment, end, head in self._segments()
+            if has_small_batches(segment, below_bytes)
+            and segment.base not in self.unmergeable
+            and not (head.is_cleaned or head.is_merged or self._is_damaged(segment, end))
+        ]
+
+    def _is_damaged(self, segment: SealedSegment, end: int) -> bool:
+        return any(
+            damage.start < end and segment.base < damage.end for damage in self.log.file.damage
+        )
+
+    def _segments(self) -> Iterator[tuple[SealedSegment, int, Head]]:
+        """Each sealed segment with its end and its head."""
+        log = self.log
+        segments = log.closed_segments()
+        ends = [segment.base for segment in segments[1:]]
+        ends.append(log.live.base if log.live is not None else log.next_offset)
+        bases = {segment.base for segment in segments}
+        self.heads = {base: head for base, head in self.heads.items() if base in bases}
+        for segment, end in zip(segments, ends, strict=False):  # a log without segments has an end
+            if segment.base not in self.heads:
+                self.heads[segment.base] = self._read_head(segment.base)
+            yield segment, end, self.heads[segment.base]
+
+    def _read_head(self, base: int) -> Head:
+        try:
+            fd = self.files.open_for_read(f"{self.log.directory}/{file_name(base)}")
+            try:
+                start = schema_message_length(lambda n, at: self.files.read_at(fd, n, at))
+                head = self.files.read_at(fd, PREFIX_BYTES + METADATA_MAX_BYTES, start)
+            finally:
+                self.files.close(fd)
+            return Head.of(read_header(head))
+        except (OSError, BatchFormatError):
+            return Head()  # the cleaner reports what is wrong
