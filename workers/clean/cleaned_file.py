@@ -11,6 +11,8 @@ job that writes the same ones.
 
 from __future__ import annotations
 
+import errno
+
 from shm.crash_points import crash_point
 from tailrace.format.record_batch.batch_header import END_OF_STREAM
 from tailrace.format.segments import segment_index
@@ -27,9 +29,15 @@ class CleanedFile:
     """A cleaned segment that is being written."""
 
     def __init__(
-        self, files: Files, directory: str, run: list[JobSegment], schema_message: bytes
+        self,
+        files: Files,
+        directory: str,
+        run: list[JobSegment],
+        schema_message: bytes,
+        keep_free_bytes: int,
     ) -> None:
         """Raises OSError."""
+        self._keep_free_bytes = keep_free_bytes
         self._files = files
         self._directory = directory
         self._run = run
@@ -79,6 +87,13 @@ class CleanedFile:
         )  # fmt: skip
 
     def _flush(self) -> None:
+        keeps = self._keep_free_bytes
+        free_bytes = self._files.free_bytes(self._directory) if keeps else 0
+        if keeps and free_bytes - self._pending_bytes < keeps:
+            raise OSError(
+                errno.ENOSPC, f"{free_bytes} bytes are free, and {keeps} stay for "
+                "records",
+            )  # fmt: skip
         pieces, self._pending = self._pending, []
         self._files.write_at(self._fd, pieces, self._written)
         self._written += self._pending_bytes

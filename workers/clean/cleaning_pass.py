@@ -97,7 +97,7 @@ class CleaningPass:
         schema_id = run[0].schema_id if run[0].schema_id in self._schemas else job.schema_id
         schema = self._schemas[schema_id]
         made = self._open = CleanedFile(
-            self._files, job.directory, run, cleaned_schema_message(schema)
+            self._files, job.directory, run, cleaned_schema_message(schema), job.keep_free_bytes
         )
         merged = MergedBatches(
             made.add, base=run[0].base, schema=schema, typed=job.typed, seed=self._seed,

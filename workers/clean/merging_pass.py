@@ -99,7 +99,9 @@ class MergingPass:
         job = self._job
         schema_id = segment.schema_id if segment.schema_id in self._schemas else job.schema_id
         message = base64.b64decode(job.schemas[str(schema_id)])
-        made = self._open = CleanedFile(self._files, job.directory, [segment], message)
+        made = self._open = CleanedFile(
+            self._files, job.directory, [segment], message, job.keep_free_bytes
+        )
         merged = PlainBatches(
             made.add, message=message, schema=self._schemas[schema_id], seed=self._seed,
             compression=job.compression, max_message_bytes=job.max_message_bytes, typed=job.typed,

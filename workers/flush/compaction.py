@@ -84,8 +84,12 @@ class Compaction:
         now_us: Callable[[], int],
         seal: Callable[[PartitionLog], bool],
         error_handler: CountedErrorHandler,
+        reserve_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`seal`: closes the active segment of a log."""
+        """`seal`: closes the active segment of a log. `reserve_bytes`: with less free space than
+        this the data directory counts as full.
+        """
+        self._reserve_bytes = reserve_bytes
         self._error_handler = error_handler
         self._files = files
         self._data_dir = data_dir
@@ -352,8 +356,9 @@ class Compaction:
             number = self._link.slot.load(ProcessWord.CLEANING_JOBS) + 1
             self._link.slot.store(ProcessWord.CLEANING_JOBS, number)
             job = job_of(
-                number, log, cut, self._jumps, self.settings, is_merge=not known.is_compacted
-            )
+                number, log, cut, self._jumps, self.settings,
+                keep_free_bytes=self._keep_free_bytes(), is_merge=not known.is_compacted,
+            )  # fmt: skip
             remove_cleaned(self._files, log.directory)
             cleaning_job.write_job(self._files, self._data_dir, job)
         except OSError as error:
@@ -365,6 +370,12 @@ class Compaction:
         self._link.slot.store(ProcessWord.CLEANING, job.number)
         self._link.ring()
         self._show(known, part)
+
+    def _keep_free_bytes(self) -> int:
+        """Room that a job leaves: what keeps the directory from counting as full, or half of what
+        there is. Raises OSError.
+        """
+        return min(self._reserve_bytes() * 5 // 4, self._files.free_bytes(self._data_dir) // 2)
 
     def _end_job(self) -> None:
         """Give up the job, or the cleaner if it has none."""

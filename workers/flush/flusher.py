@@ -315,6 +315,7 @@ class Flusher:
                 self._slot, cleaner.cell(ProcessWord.CLEANING_REPORTS).load, self._ring_cleaner
             ),
             self._now_us, log_cleaner.seal, self._error_handler,
+            lambda: self._space.reserve_bytes,
         )  # fmt: skip
         made.settings = self._cleaning_settings()
         return made

@@ -68,6 +68,8 @@ class CleaningJob(NamedTuple):
     dedupe_bytes: int
     bytes_per_second: int
     """0: as fast as it goes."""
+    keep_free_bytes: int = 0
+    """Room of the disk that the cleaner leaves."""
     is_merge: bool = False
     """True: small batches are merged, and every record stays. Each run is one segment."""
 

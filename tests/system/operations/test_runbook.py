@@ -283,6 +283,13 @@ def test_a_partition_is_not_compacted(tmp_path: pathlib.Path) -> None:
         assert running.stop() == 0
 
 
+def test_a_partition_stays_dirty(orders: EmbeddedAppliance) -> None:
+    with Admin(orders.address) as admin:
+        lag = {"cleanup.policy": "compact", "min.compaction.lag.ms": 3_600_000}
+        admin.alter_topics({"orders": lag})
+    follow("A partition stays dirty", orders, orders.data_dir)
+
+
 def test_a_partition_takes_no_writes(tmp_path: pathlib.Path) -> None:
     data_dir = tmp_path / "data"
     damaged_topics.fill(data_dir, "orders")

@@ -9,6 +9,7 @@ import errno
 import pathlib
 import random
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -183,6 +184,36 @@ def test_a_full_disk_ends_a_job_and_the_next_one_cleans() -> None:
         assert b.table.read(0).files_version == 0
         names = b.files.list("/data/t-0")
         assert not [n for n in names if n.endswith((CLEANED_SUFFIX, CLEANED_INDEX_SUFFIX))]
+        disk.hook = None
+        world.clean()
+        world.check(cleaned=True)
+
+
+def test_a_job_that_fails_is_tried_again_after_a_second_then_two_then_four() -> None:
+    disk = SimDisk()
+    with bench("/data", SimFiles(disk)) as b:
+        world = World(b, random.Random(9))
+        batches(world, 60)
+        world.settle()
+        slot = Control(b.regions["control"]).process(Role.FLUSHER, 0)
+        begun: list[int] = []
+
+        def fails(operation: str, path: str) -> None:
+            if operation == "write" and path.endswith(CLEANED_SUFFIX):
+                raise OSError(errno.ENOSPC, "no space", path)
+
+        disk.hook = fails
+        b.now_ns += 70_000_000_000
+        while len(begun) < 5:
+            number = slot.load(ProcessWord.CLEANING_JOBS)
+            if number > len(begun):
+                begun.append(b.now_ns)
+            while world.cleaner.step(b.now_ns):
+                pass
+            b.now_ns += 10_000_000
+            world.settle()
+        waits = [round((b - a) / 1e9) for a, b in pairwise(begun)]
+        assert waits == [1, 2, 4, 8]
         disk.hook = None
         world.clean()
         world.check(cleaned=True)

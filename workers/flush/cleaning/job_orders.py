@@ -30,6 +30,7 @@ def job_of(
     jumps: WallJumps,
     appliance: CleaningSettings,
     *,
+    keep_free_bytes: int,
     is_merge: bool,
 ) -> CleaningJob:
     """The job with this number. `cut`: the segments, in runs that become one segment each."""
@@ -59,5 +60,6 @@ def job_of(
         jumps=jumps.all(),
         dedupe_bytes=appliance.dedupe_bytes,
         bytes_per_second=appliance.bytes_per_second,
+        keep_free_bytes=keep_free_bytes,
         is_merge=is_merge,
     )  # fmt: skip

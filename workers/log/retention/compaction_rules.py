@@ -77,7 +77,7 @@ def cleanable(
         if (
             segment.is_damaged
             or segment.end > stable_offset
-            or (not segment.is_cleaned and now_us - segment.last_append_us < min_lag_ms * 1000)
+            or (not segment.is_cleaned and 0 < min_lag_ms * 1000 > now_us - segment.last_append_us)
         ):
             break
         if segment.is_cleaned and clean_count == len(part):
