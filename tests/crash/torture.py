@@ -44,6 +44,7 @@ class Torture(TortureBase[Counts]):
 
     def __init__(self, seed: int, data_dir: str) -> None:
         counts = Counts()
+        self._data_dir = data_dir
         super().__init__(
             counts, counts.harm, seed, data_dir, "tr-cleaner-0",
             {
@@ -138,7 +139,7 @@ class Torture(TortureBase[Counts]):
         check(self.history, readable)
         self.compacted.check()
         assert self.appliance.stop() == 0
-        segments = pathlib.Path(self.appliance.data_dir).glob(f"{TOPIC}-*/*.arrows")
+        segments = pathlib.Path(self._data_dir).glob(f"{TOPIC}-*/*.arrows")
         self.counts.merged = sum(map(is_merged, segments))
         return self.counts
 

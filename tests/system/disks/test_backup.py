@@ -13,6 +13,7 @@ import subprocess
 import threading
 import time
 from functools import partial
+from typing import Any
 
 import orjson
 import pytest
@@ -47,7 +48,7 @@ def create(appliance: EmbeddedAppliance, name: str, partitions: int = 1, **confi
 
 
 def produce(
-    appliance: EmbeddedAppliance, topic: str, values: range, size: int = 0, **settings: int
+    appliance: EmbeddedAppliance, topic: str, values: range, size: int = 0, **settings: Any
 ) -> None:
     with Producer(appliance.address, **settings) as producer:
         handles = [
