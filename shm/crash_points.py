@@ -92,6 +92,15 @@ CRASH_POINTS = {
     "backup.after_manifest": "the manifest is durable, older backups are not removed yet",
     "restore.in_partitions": "one more partition of a data directory is restored",
     "restore.before_identity": "everything is restored but the directory's identity",
+    "migrate.after_create": "a topic is created in the target, nothing of it is in the journal",
+    "migrate.after_begin": "the journal has where partitions begin, no record is copied",
+    "migrate.after_plain": "records are on their way to the target, perhaps in its log",
+    "migrate.after_open": "the journal has that transactions begin, none has",
+    "migrate.before_entries": "records of a transaction are written, their entries are not",
+    "migrate.before_commit": "a transaction has its records and entries, it is not committed",
+    "migrate.after_commit": "a transaction is committed, the process that copies does not know it",
+    "migrate.after_groups": "the offsets of groups are set, the switch is not noted",
+    "migrate.before_switch": "everything is copied and set, the switch is not noted",
     "supervisor.in_clean_up": "every process has ended cleanly, the regions are still there",
 }
 

@@ -44,6 +44,10 @@ _COMMANDS = {
         "appliance.cli.commands.records.export",
         "Copy a topic into a lake: Parquet, Arrow, Delta, Iceberg.",
     ),
+    "migrate": (
+        "appliance.cli.commands.records.migrate",
+        "Move topics, records and groups from Kafka here, or back.",
+    ),
     "group": (
         "appliance.cli.commands.groups.group",
         "List, describe, reset, delete and advise consumer groups.",

@@ -16,7 +16,7 @@ from tailrace.client.connections.runtime import SYSTEM, Runtime
 from tailrace.client.connections.steps import Steps, operation
 from tailrace.core.errors import NotSupportedError
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.producer.batches.positioned_queue import NOWHERE, PositionedQueue
+from tailrace.producer.batches.positioned_queue import ANYWHERE, NOWHERE, PositionedQueue
 from tailrace.producer.batches.producer_batch import ProducerBatch
 from tailrace.producer.producer import Producer
 from tailrace.protocol.frame import Api
@@ -50,10 +50,10 @@ class PositionedProducer(Producer):
             queue.end = NOWHERE
 
     @operation
-    def set_position(self, partition: TopicPartition, offset: int) -> Steps[None]:
-        """Append the partition's next record at `offset`, and its successors behind it. No record
-        of the partition may be without an outcome. Raises NotSupportedError for an older appliance,
-        UnknownTopicError.
+    def set_position(self, partition: TopicPartition, offset: int | None) -> Steps[None]:
+        """Append the partition's next record at `offset`, and its successors behind it. None: at
+        any offset. No record of the partition may be without an outcome. Raises NotSupportedError
+        for an older appliance, UnknownTopicError.
         """
         route = yield from self._metadata.of(partition.topic)
         sender_thread = self._sender_thread
@@ -66,4 +66,4 @@ class PositionedProducer(Producer):
         with sender_thread.lock:
             queue = sender_thread.accumulator.queues[route.info.topic_id, partition.partition]
             if isinstance(queue, PositionedQueue):
-                queue.end = offset
+                queue.end = ANYWHERE if offset is None else offset

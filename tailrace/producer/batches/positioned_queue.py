@@ -19,6 +19,8 @@ from tailrace.producer.batches.producer_batch import ProducerBatch
 
 NOWHERE = (1 << 62) - 1
 """An end that no log has."""
+ANYWHERE = -1
+"""No end is required."""
 
 
 class PositionedQueue(PartitionQueue):
@@ -38,7 +40,7 @@ class PositionedQueue(PartitionQueue):
         with memoryview(batch.data) as view:
             stamp_required_end(view, self.end)
         super().number(batch, producer_id, epoch)
-        if self.end != NOWHERE:
+        if self.end not in (NOWHERE, ANYWHERE):
             self.end += batch.count
 
     def successor(self, info: TopicInfo) -> PartitionQueue:

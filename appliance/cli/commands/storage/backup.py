@@ -23,6 +23,7 @@ from appliance.backup.target.object_store import ObjectStore, open_target
 from appliance.backup.target.overlap import refuse_overlap
 from appliance.backup.verify import verify as verify_backups
 from appliance.cli.options.appliance_control import control_directory, data_dir_option
+from appliance.cli.options.default_command import DefaultGroup
 from appliance.cli.options.shared import Duration, bootstrap_option, json_option
 from appliance.cli.output import (
     BYTES,
@@ -40,16 +41,6 @@ KEPT_WHILE_FOLLOWING = 100
 NICENESS = 10
 """Added to that of a process that follows: where every core is in use, producers go first."""
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-class DefaultGroup(click.Group):
-    """`tailrace backup TARGET` is `tailrace backup run TARGET`."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert the name of the command if the first argument is none."""
-        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
 
 
 @click.group(cls=DefaultGroup, subcommand_metavar="TARGET [ARGS]... | COMMAND [ARGS]...")

@@ -10,14 +10,13 @@ from typing import Any
 
 from netfront.kafka.wire.errors import KafkaError
 from shm.messages.lane_messages import Assignment
+from tailrace.kafka_records.topic_settings import KAFKA_NEVER_MS, NEVER_MS, our_value
 
 DEFAULT_SOURCE, TOPIC_SOURCE, DYNAMIC_BROKER_SOURCE, STATIC_BROKER_SOURCE = 5, 1, 2, 4
 BOOLEAN, STRING, LONG, DOUBLE = 1, 2, 5, 6
 POLICY = "cleanup.policy"
 POLICIES = {"compact": "compact", "delete": "delete", "compact,delete": "compact,delete"}
 NO_REPLICAS = "min.insync.replicas"
-NEVER_MS = 1 << 62
-KAFKA_NEVER_MS = (1 << 63) - 1
 
 
 class ConfigError(Exception):
@@ -37,12 +36,8 @@ def ours_of(configs: dict[str, str | None]) -> dict[str, str | None]:
                 raise ConfigError(f"{name} is {value}; there are no replicas: use 1")
             continue
         if name == POLICY and value is not None:
-            value = policy_of(value.split(","))
-        elif name == "compression.type" and value == "uncompressed":
-            value = "none"
-        elif name == "max.compaction.lag.ms" and value == str(KAFKA_NEVER_MS):
-            value = str(NEVER_MS)
-        found[name] = value
+            policy_of(value.split(","))
+        found[name] = None if value is None else our_value(name, value)
     return found
 
 

@@ -1,0 +1,1 @@
+"""Moving house: topics, records and committed offsets between Kafka and the appliance."""

@@ -1,0 +1,1 @@
+"""Moving house, against real appliances."""
