@@ -180,12 +180,54 @@ class KafkaCluster:
             )  # fmt: skip
         return found
 
-    def create(self, name: str, partitions: int, configs: Mapping[str, str]) -> None:
+    def configs(self, name: str) -> dict[str, str]:
+        """All settings of a topic. Raises MigrationError."""
+        from confluent_kafka.admin import ConfigResource, ResourceType
+
+        resource = ConfigResource(ResourceType.TOPIC, name)
+        future = self._admin.describe_configs([resource], request_timeout=TIMEOUT_S)[resource]
+        entries = self._result(f"the settings of topic {name}", future)
+        return {setting: entry.value for setting, entry in entries.items()}
+
+    def add_partitions(self, name: str, partitions: int) -> None:
+        """Let a topic have as many partitions. Raises MigrationError."""
+        from confluent_kafka.admin import NewPartitions
+
+        future = self._admin.create_partitions(
+            [NewPartitions(name, partitions)], request_timeout=TIMEOUT_S
+        )[name]
+        self._result(f"topic {name} more partitions", future)
+
+    def alter(self, name: str, configs: Mapping[str, str]) -> None:
+        """Change settings of a topic. Raises MigrationError."""
+        from confluent_kafka.admin import (
+            AlterConfigOpType,
+            ConfigEntry,
+            ConfigResource,
+            ResourceType,
+        )
+
+        resource = ConfigResource(
+            ResourceType.TOPIC,
+            name,
+            incremental_configs=[
+                ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
+                for setting, value in configs.items()
+            ],
+        )
+        for future in self._admin.incremental_alter_configs([resource]).values():
+            self._result(f"topic {name} its settings", future)
+
+    def create(
+        self, name: str, partitions: int, configs: Mapping[str, str], *, validate_only: bool = False
+    ) -> None:
         """Create a topic, if it does not exist. Raises MigrationError."""
         from confluent_kafka.admin import NewTopic
 
         future = self._admin.create_topics(
-            [NewTopic(name, partitions, -1, config=dict(configs))], request_timeout=TIMEOUT_S
+            [NewTopic(name, partitions, -1, config=dict(configs))],
+            request_timeout=TIMEOUT_S,
+            validate_only=validate_only,
         )[name]
         try:
             future.result()
@@ -260,7 +302,7 @@ class KafkaCluster:
         asked = self._library.ConsumerGroupTopicPartitions(
             group,
             [
-                make(each.topic, each.partition, offset, metadata)
+                make(each.topic, each.partition, offset, *([metadata] if metadata else []))
                 for each, (offset, metadata) in offsets.items()
             ],
         )

@@ -136,7 +136,9 @@ class Migration:
         plans = []
         for description in self.source.describe(names).values():
             plan = TopicPlan(
-                description, self._map_settings(description.configs, self.options.left_out)
+                description,
+                self._map_settings(description.configs, self.options.left_out),
+                keeps_offsets=self.target.writes_plainly,
             )
             check_topic(plan, self.target, existing, journal, self.options.appends)
             plans.append(plan)

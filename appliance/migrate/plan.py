@@ -50,12 +50,19 @@ class TopicPlan:
     refusals: list[str] = field(default_factory=list)
     exists: bool = False
     was_begun: bool = False
+    keeps_offsets: bool = True
+    """The target can keep offsets."""
 
     @property
     def offsets(self) -> str:
         """`kept` or `mapped`, as far as can be foreseen."""
         is_compacted = "compact" in self.source.configs.get("cleanup.policy", "")
-        if self.first or is_compacted or (self.exists and not self.was_begun):
+        if (
+            not self.keeps_offsets
+            or self.first
+            or is_compacted
+            or (self.exists and not self.was_begun)
+        ):
             return "mapped"
         return "kept"
 

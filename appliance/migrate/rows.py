@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 from tailrace.core.topic_partition import TopicPartition
 
+HEADER_BYTES = 16
+"""Bytes of a header beside its name and value, at most."""
+
 
 class Run(NamedTuple):
     """`length` records with consecutive offsets on both sides."""
@@ -56,6 +59,19 @@ class Rows(NamedTuple):
             self.partition, self.offsets[start:end], self.stamps_ms[start:end], keys, values,
             headers, size_of(keys, values),
         )  # fmt: skip
+
+    def first_over(self, limit: int) -> tuple[int, int, int] | None:
+        """(row, bytes, limit) of the first record with more bytes than `limit`, or None."""
+        for row, (key, value) in enumerate(zip(self.keys, self.values, strict=True)):
+            size = len(key or b"") + len(value or b"")
+            if self.headers is not None:
+                size += sum(
+                    len(name) + len(each or b"") + HEADER_BYTES
+                    for name, each in self.headers[row] or ()
+                )
+            if size > limit:
+                return row, size, limit
+        return None
 
     def consecutive_count(self, offset: int) -> int:
         """The number of leading rows with the offsets `offset`, `offset` + 1, ..."""

@@ -322,15 +322,7 @@ class TailraceTarget:
             )
         if rows.byte_count <= limit and rows.headers is None:
             return None
-        for row, (key, value) in enumerate(zip(rows.keys, rows.values, strict=True)):
-            headers = rows.headers[row] if rows.headers is not None else None
-            size = (
-                len(key or b"") + len(value or b"")
-                + sum(len(name) + len(each or b"") + 16 for name, each in headers or ())
-            )  # fmt: skip
-            if size > limit:
-                return row, size, limit
-        return None
+        return rows.first_over(limit)
 
     def missing_key(self, rows: Rows) -> int | None:
         """The first row without a key in a compacted topic, or None."""

@@ -74,6 +74,26 @@ def name_option(function: Function) -> Function:
     )(function)
 
 
+def config_option(function: Function) -> Function:
+    """Add the option --kafka-config."""
+    return click.option(
+        "--kafka-config",
+        "config_file",
+        type=click.Path(exists=True, dir_okay=False),
+        help="File of librdkafka's properties for the cluster, such as SASL and TLS.",
+    )(function)
+
+
+def to_option(function: Function) -> Function:
+    """Add the option --to, of a migration that is found by its name."""
+    return click.option(
+        "--to",
+        "kafka",
+        metavar="kafka:HOST:PORT",
+        help="The Kafka cluster of a migration on the way back, which has its journal.",
+    )(function)
+
+
 @command.command()
 @click.option("--from", "source", metavar="kafka:HOST:PORT", help="The Kafka cluster to read.")
 @click.option(
@@ -93,12 +113,7 @@ def name_option(function: Function) -> Function:
     help="Groups whose offsets are moved: names or patterns; `none`. Default: all with offsets of "
     "these topics.",
 )
-@click.option(
-    "--kafka-config",
-    "config_file",
-    type=click.Path(exists=True, dir_okay=False),
-    help="File of librdkafka's properties for the cluster, such as SASL and TLS.",
-)
+@config_option
 @name_option
 @click.option("--plan", "only_plans", is_flag=True, help="Show what would be done; change nothing.")
 @click.option("--follow", is_flag=True, help="Go on at the end of the source, until the switch.")
@@ -149,8 +164,6 @@ def run(
       tailrace migrate --from kafka:broker:9092 --topics orders,payments --follow --rate 50MB
       tailrace migrate --to kafka:broker:9092 --topics orders
     """
-    if target:
-        raise click.ClickException("the way back is not there yet")
     if bool(source) == bool(target):
         raise click.UsageError(
             "give --from kafka:HOST:PORT, or --to kafka:HOST:PORT for the way back"
@@ -171,12 +184,8 @@ def run(
 
 @command.command()
 @name_option
-@click.option(
-    "--kafka-config",
-    "config_file",
-    type=click.Path(exists=True, dir_okay=False),
-    help="File of librdkafka's properties; default: the one of the run.",
-)
+@config_option
+@to_option
 @click.option(
     "--force",
     is_flag=True,
@@ -189,6 +198,7 @@ def switch(
     ctx: click.Context,
     name: str,
     config_file: str | None,
+    kafka: str | None,
     force: bool,
     bootstrap: str,
     as_json: bool,
@@ -203,7 +213,7 @@ def switch(
     """
     arm_from_environment()
     with sentences():
-        session = _session_of(name, bootstrap)
+        session = _session_of(name, bootstrap, kafka, config_file)
         migration, printed = _migration(
             session["direction"] == "from", session["server"], name, (),
             tuple(session["groups"]) or ("none",), config_file or session["config_file"],
@@ -219,10 +229,14 @@ def switch(
 
 @command.command()
 @name_option
+@config_option
+@to_option
 @bootstrap_option
 @json_option
-def status(name: str, bootstrap: str, as_json: bool) -> None:
-    """Show how far a migration from Kafka is, by what its journal has.
+def status(
+    name: str, config_file: str | None, kafka: str | None, bootstrap: str, as_json: bool
+) -> None:
+    """Show how far a migration is, by what its journal has.
 
     \b
     Example:
@@ -231,7 +245,7 @@ def status(name: str, bootstrap: str, as_json: bool) -> None:
     from appliance.migrate.journal import Journal
 
     with sentences():
-        journal = Journal(_peeked(name, bootstrap))
+        journal = Journal(_peeked(name, bootstrap, kafka, config_file))
         if not journal.session:
             raise MigrationError(f"there is no migration {name}.")
     progress, session = journal.progress, journal.session
@@ -261,9 +275,17 @@ def _shown_time(ms: int) -> str:
     return dt.datetime.fromtimestamp(ms // 1000, dt.UTC).isoformat().replace("+00:00", "Z")
 
 
-def _peeked(name: str, bootstrap: str) -> list[bytes | None]:
+def _peeked(
+    name: str, bootstrap: str, kafka: str | None, config_file: str | None
+) -> list[bytes | None]:
+    """The values of a journal: the appliance's, or that of a Kafka cluster."""
+    from appliance.migrate.kafka_client import KafkaCluster, properties_of, server_of
+    from appliance.migrate.kafka_target import KafkaTarget
     from appliance.migrate.tailrace_target import TailraceTarget
 
+    if kafka is not None:
+        cluster = KafkaCluster(server_of(kafka), properties_of(config_file), complain)
+        return KafkaTarget(cluster, name).peek()
     target = TailraceTarget(bootstrap, name, CONNECT_TIMEOUT_MS)
     try:
         return target.peek()
@@ -271,11 +293,13 @@ def _peeked(name: str, bootstrap: str) -> list[bytes | None]:
         target.end()
 
 
-def _session_of(name: str, bootstrap: str) -> dict[str, Any]:
+def _session_of(
+    name: str, bootstrap: str, kafka: str | None, config_file: str | None
+) -> dict[str, Any]:
     """The last session of a migration. Raises MigrationError."""
     from appliance.migrate.journal import Journal
 
-    journal = Journal(_peeked(name, bootstrap))
+    journal = Journal(_peeked(name, bootstrap, kafka, config_file))
     if journal.switched_ms is not None:
         raise MigrationError(f"the migration {name} was switched already.")
     if not journal.session:
@@ -306,16 +330,26 @@ def _migration(
 
     from appliance.migrate.groups import patterns_of
     from appliance.migrate.kafka_client import KafkaCluster, properties_of, server_of
-    from appliance.migrate.migration import Migration, Options
+    from appliance.migrate.kafka_target import KafkaTarget
+    from appliance.migrate.migration import Migration, Options, SourceCluster, TargetCluster
+    from appliance.migrate.tailrace_cluster import TailraceCluster
     from appliance.migrate.tailrace_target import TailraceTarget
-    from appliance.migrate.topic_settings import to_ours
+    from appliance.migrate.topic_settings import to_kafka, to_ours
 
     printed = Printed(as_json)
     server = server_of(address)
     cluster = KafkaCluster(server, properties_of(config_file), printed.note)
     cluster.topic_names()
-    target = TailraceTarget(bootstrap, name, CONNECT_TIMEOUT_MS)
-    target.admin.list_topics()
+    source: SourceCluster
+    target: TargetCluster
+    if is_from:
+        ours = TailraceTarget(bootstrap, name, CONNECT_TIMEOUT_MS)
+        ours.admin.list_topics()
+        source, target = cluster, ours
+    else:
+        source = TailraceCluster(bootstrap, CONNECT_TIMEOUT_MS)
+        source.topic_names()
+        target = KafkaTarget(cluster, name)
     options = Options(
         name, topics, patterns_of(groups), isolation, appends, left_out, rate,
         session={
@@ -324,7 +358,8 @@ def _migration(
             "config_file": None if config_file is None else os.path.abspath(config_file),
         },
     )  # fmt: skip
-    return Migration(cluster, target, to_ours, options, printed), printed
+    map_settings = to_ours if is_from else to_kafka
+    return Migration(source, target, map_settings, options, printed), printed
 
 
 @contextmanager
