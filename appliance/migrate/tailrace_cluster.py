@@ -51,7 +51,7 @@ class TailraceCluster:
                     "write its rows with a program of yours."
                 )
             configs = {
-                setting: shown(value)
+                setting: shown(value).lower() if isinstance(value, bool) else shown(value)
                 for setting, value in info.settings.items()
                 if setting in TOPIC_SETTINGS and value != TOPIC_SETTINGS[setting].default
             }
