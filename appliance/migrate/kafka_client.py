@@ -9,13 +9,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from appliance.migrate.errors import MigrationError, NoClientError
 from tailrace.core.topic_partition import TopicPartition
-
-if TYPE_CHECKING:
-    from appliance.migrate.kafka_source import KafkaSource
 
 TIMEOUT_S = 20.0
 _ADDRESS = re.compile(r"(kafka:(//)?)?(?P<servers>[^\s/@]+:\d{1,5}(,[^\s/@]+:\d{1,5})*)", re.ASCII)
@@ -120,12 +117,6 @@ class KafkaCluster:
     def producer(self, **options: Any) -> Any:
         """A producer. Raises KafkaException."""
         return self._library.Producer({**self._options, **options})
-
-    def make_source(self, isolation: str) -> KafkaSource:
-        """A reader of its records. Raises MigrationError."""
-        from appliance.migrate.kafka_source import KafkaSource
-
-        return KafkaSource(self, isolation)
 
     # ---- topics ----------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from typing import Any
 from appliance.migrate.errors import InterruptedSessionError, MigrationError, TakenOverError
 from appliance.migrate.journal import SETTINGS, Entry, encoded, journal_topic
 from appliance.migrate.kafka_client import TIMEOUT_S, KafkaCluster, sentence_of
+from appliance.migrate.kafka_source import KafkaSource
 from appliance.migrate.rows import LastRow, Rows, runs_of
 from shm.crash_points import crash_point
 from tailrace.core.topic_partition import TopicPartition
@@ -72,7 +73,7 @@ class KafkaTarget:
         return self._read_journal()
 
     def _read_journal(self) -> list[bytes | None]:
-        source = self._cluster.make_source("read_committed")
+        source = KafkaSource(self._cluster, "read_committed")
         try:
             first, end = source.bounds([self._journal])[self._journal]
             source.assign({self._journal: first})

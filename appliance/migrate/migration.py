@@ -41,8 +41,6 @@ QUIET_S = 2.0
 class SourceCluster(Cluster, GroupSource, Protocol):
     """The source's topics and groups."""
 
-    def make_source(self, isolation: str) -> Source: ...
-
 
 class TargetCluster(Target, Protocol):
     """The target's topics, groups and records."""
@@ -98,15 +96,17 @@ class Migration:
     def __init__(
         self,
         source: SourceCluster,
+        make_source: Callable[[str], Source],
         target: TargetCluster,
         map_settings: Callable[..., Mapped],
         options: Options,
         report: Report,
     ) -> None:
-        """`map_settings`: settings of a topic in the source, and names to leave out, as they become
-        in the target.
+        """`make_source`: a reader of the source, by its isolation level. `map_settings`: settings
+        of a topic in the source, and names to leave out, as they become in the target.
         """
         self.source = source
+        self._make_source = make_source
         self.target = target
         self.options = options
         self.counts = Counts()
@@ -142,7 +142,7 @@ class Migration:
             )
             check_topic(plan, self.target, existing, journal, self.options.appends)
             plans.append(plan)
-        source = self.source.make_source(self.options.isolation)
+        source = self._make_source(self.options.isolation)
         try:
             bounds = source.bounds(partitions_of(plans))
         except InterruptedSessionError as error:
@@ -225,7 +225,7 @@ class Migration:
         self.target.commit(lambda _: [entry])
         journal.add(entry)
         session = Session(
-            self.source.make_source(self.options.isolation),
+            self._make_source(self.options.isolation),
             self.target,
             journal,
             {plan.source.name: plan.source.topic_id for plan in plans},

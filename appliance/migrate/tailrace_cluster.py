@@ -32,7 +32,7 @@ class TailraceCluster:
 
     def __init__(self, bootstrap: str, connect_timeout_ms: int) -> None:
         """Connects with the first request."""
-        self._bootstrap = bootstrap
+        self.bootstrap = bootstrap
         self.admin = Admin(bootstrap, connect_timeout_ms=connect_timeout_ms)
 
     def topic_names(self) -> dict[str, int]:
@@ -77,20 +77,16 @@ class TailraceCluster:
         listed = self.admin.list_groups()
         return int(listed[group]["members"]) if group in listed else 0
 
-    def make_source(self, isolation: str) -> TailraceSource:
-        """A reader of its records."""
-        return TailraceSource(self._bootstrap, self.admin, isolation)
-
 
 class TailraceSource:
     """The records of some partitions."""
 
-    def __init__(self, bootstrap: str, admin: Admin, isolation: str) -> None:
+    def __init__(self, cluster: TailraceCluster, isolation: str) -> None:
         """`isolation`: read_committed leaves aborted records out."""
-        self._admin = admin
+        self._admin = cluster.admin
         self._isolation = isolation
         self._consumer = Consumer(
-            bootstrap=bootstrap,
+            bootstrap=cluster.bootstrap,
             enable_auto_commit=False,
             auto_offset_reset="none",
             isolation_level=isolation,

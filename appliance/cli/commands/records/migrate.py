@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -23,7 +24,7 @@ from tailrace.core.units import whole_number
 if TYPE_CHECKING:
     from appliance.migrate.migration import Migration
     from appliance.migrate.plan import TopicPlan
-    from appliance.migrate.session import Session
+    from appliance.migrate.session import Session, Source
 
 LINE_S = 10.0
 JSON_LINE_S = 1.0
@@ -330,9 +331,10 @@ def _migration(
 
     from appliance.migrate.groups import patterns_of
     from appliance.migrate.kafka_client import KafkaCluster, properties_of, server_of
+    from appliance.migrate.kafka_source import KafkaSource
     from appliance.migrate.kafka_target import KafkaTarget
     from appliance.migrate.migration import Migration, Options, SourceCluster, TargetCluster
-    from appliance.migrate.tailrace_cluster import TailraceCluster
+    from appliance.migrate.tailrace_cluster import TailraceCluster, TailraceSource
     from appliance.migrate.tailrace_target import TailraceTarget
     from appliance.migrate.topic_settings import to_kafka, to_ours
 
@@ -342,14 +344,19 @@ def _migration(
     cluster.topic_names()
     source: SourceCluster
     target: TargetCluster
+    make_source: Callable[[str], Source]
     if is_from:
         ours = TailraceTarget(bootstrap, name, CONNECT_TIMEOUT_MS)
         ours.admin.list_topics()
-        source, target = cluster, ours
+        source, target, make_source = cluster, ours, partial(KafkaSource, cluster)
     else:
-        source = TailraceCluster(bootstrap, CONNECT_TIMEOUT_MS)
-        source.topic_names()
-        target = KafkaTarget(cluster, name)
+        here = TailraceCluster(bootstrap, CONNECT_TIMEOUT_MS)
+        here.topic_names()
+        source, target, make_source = (
+            here,
+            KafkaTarget(cluster, name),
+            partial(TailraceSource, here),
+        )
     options = Options(
         name, topics, patterns_of(groups), isolation, appends, left_out, rate,
         session={
@@ -359,7 +366,7 @@ def _migration(
         },
     )  # fmt: skip
     map_settings = to_ours if is_from else to_kafka
-    return Migration(source, target, map_settings, options, printed), printed
+    return Migration(source, make_source, target, map_settings, options, printed), printed
 
 
 @contextmanager
