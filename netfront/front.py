@@ -513,6 +513,11 @@ class Front:
         """End the session of an identity that belongs to another connection now."""
         self._session_lifecycle.drop_identity(identity)
 
+    def note_failed_login(self, user: str, address: str, reason: str) -> None:
+        """Report a login that failed, where sign-ins are audited."""
+        if self._audit is not None:
+            self._audit.login_failed(user, address, reason)
+
     def _note_session(self, session: Session) -> None:
         if self._gate is not None:
             self._gate.note(session, self._transport.claim(session.identity))
@@ -889,8 +894,10 @@ def build(
     return front
 
 
-def _make_gate(context: ProcessContext) -> tuple[Security, Gate]:
-    """The keys and the gate of an appliance that has users. The process ends without its keys."""
+def make_gate(context: ProcessContext) -> tuple[str, Gate]:
+    """The secret key and the gate of an appliance that has users. The process ends without its
+    keys.
+    """
     from netfront.access.gate import Gate
     from netfront.access.page_tokens import PageTokens
     from shm.rights.server_keys import KeysUnusableError, own_public_key, read_server_key
@@ -900,7 +907,7 @@ def _make_gate(context: ProcessContext) -> tuple[Security, Gate]:
         gate = Gate(own_public_key(data_dir), context.clock.wall_us)
         secret = read_server_key(data_dir).secret
         gate.tokens = PageTokens(secret.encode())
-        return Security(secret, gate.allows), gate
+        return secret, gate
     except KeysUnusableError as error:
         print(f"tailrace: {error}", file=sys.stderr, flush=True)
         sys.exit(EXIT_FAILED)
@@ -917,7 +924,8 @@ def main() -> None:
     addresses = [front_address(address, spec.index, port) for address in spec.settings["listen"]]
     security, gate = None, None
     if spec.settings.get("security"):
-        security, gate = _make_gate(context)
+        secret, gate = make_gate(context)
+        security = Security(secret, gate.allows)
     given = ListeningSockets(
         SocketAccess(*spec.settings["ipc.access"]), spec.settings["listen.sockets"]
     )

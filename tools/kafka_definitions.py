@@ -62,6 +62,15 @@ FROM_JSON = [
     "DescribeQuorum",
     "UpdateFeatures",
     "WriteTxnMarkers",
+    "SaslHandshake",
+    "SaslAuthenticate",
+    "DescribeAcls",
+    "CreateAcls",
+    "DeleteAcls",
+    "DescribeClientQuotas",
+    "AlterClientQuotas",
+    "DescribeUserScramCredentials",
+    "AlterUserScramCredentials",
 ]
 FROM_KIO = {
     68: "consumer_group_heartbeat", 69: "consumer_group_describe", 76: "share_group_heartbeat",

@@ -15,7 +15,19 @@ from appliance.config.security import open_addresses
 from appliance.config.settings import Settings
 from appliance.config.topology import Topology
 from shm.memory.layout import FLUSHERS_MAX, FRONTS_MAX, WORKERS_MAX
+from shm.rights.certificate_names import PrincipalRules
+from shm.rights.kafka_listeners import (
+    PLAINTEXT,
+    SASL_PLAINTEXT,
+    SSL,
+    KafkaListener,
+    kafka_listener,
+    without_protocol,
+)
 from tailrace.core.errors import InvalidSettingError
+
+MECHANISMS = ("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN")
+"""Mechanisms of Kafka clients' logins."""
 
 
 class Conflict(NamedTuple):
@@ -129,31 +141,17 @@ def _addresses(settings: Settings) -> Iterator[Conflict]:
         except InvalidSettingError as error:
             yield Conflict(("http.listen",), error.detail)
     yield from _kafka_addresses(settings)
+    yield from _kafka_security(settings)
 
 
 def _kafka_addresses(settings: Settings) -> Iterator[Conflict]:
     for address in settings.kafka_listen:
-        if not _is_host_and_port(address):
+        if not _is_host_and_port(without_protocol(address)):
             yield Conflict(
                 ("kafka.listen",),
-                f"kafka.listen has {address!r}; write HOST:PORT, such as 127.0.0.1:9092",
+                f"kafka.listen has {address!r}; write HOST:PORT, such as 127.0.0.1:9092, or "
+                "PROTOCOL://HOST:PORT",
             )
-    if settings.kafka_listen and settings.is_secured:
-        yield Conflict(
-            ("kafka.listen", "security.enabled"),
-            "kafka.listen is set, and clients must be users (security.enabled): Kafka's clients "
-            "cannot be users in this version, so whoever reaches that port could do everything. "
-            "Leave kafka.listen out, or listen on this host alone without security",
-        )
-    elif not settings.security_trusted_network and (
-        reached := open_addresses(f"tcp://{address}" for address in settings.kafka_listen)
-    ):
-        yield Conflict(
-            ("kafka.listen", "security.trusted_network"),
-            f"kafka.listen has {reached[0].removeprefix('tcp://')}, which other hosts reach, and "
-            "Kafka's clients cannot be users in this version: whoever reaches the port could do "
-            "everything. Say security.trusted_network = true if you vouch for everybody there",
-        )
     advertised = settings.kafka_advertised
     if advertised and (not _is_host_and_port(advertised) or advertised.endswith(":0")):
         yield Conflict(
@@ -165,6 +163,83 @@ def _kafka_addresses(settings: Settings) -> Iterator[Conflict]:
             ("fronts", "kafka.listen"),
             f"fronts is {settings.fronts}; with kafka.listen there are at most {FRONTS_MAX - 1}, "
             "because the Kafka gateway is one more",
+        )
+
+
+def _kafka_security(settings: Settings) -> Iterator[Conflict]:
+    has_users, certificate = settings.is_secured, settings.kafka_tls_certificate
+    unknown = [name for name in settings.kafka_sasl_enabled_mechanisms if name not in MECHANISMS]
+    if unknown or not settings.kafka_sasl_enabled_mechanisms:
+        yield Conflict(
+            ("kafka.sasl.enabled.mechanisms",),
+            f"kafka.sasl.enabled.mechanisms has {unknown}; it takes {', '.join(MECHANISMS)}",
+        )
+    try:
+        PrincipalRules(settings.kafka_tls_principal_rules)
+    except ValueError as error:
+        yield Conflict(("kafka.tls.principal.mapping.rules",), str(error))
+    if settings.kafka_tls_client_auth != "none" and not settings.kafka_tls_client_ca:
+        yield Conflict(
+            ("kafka.tls.client_auth", "kafka.tls.client_ca"),
+            f"kafka.tls.client_auth is {settings.kafka_tls_client_auth}, and kafka.tls.client_ca "
+            "names no authority whose certificates are accepted",
+        )
+    for text in settings.kafka_listen:
+        try:
+            listener = kafka_listener(
+                text, has_users=has_users, has_certificate=bool(certificate)
+            )  # fmt: skip
+        except ValueError as error:
+            yield Conflict(("kafka.listen",), str(error))
+            continue
+        yield from _listener_security(settings, listener, has_users=has_users)
+
+
+def _listener_security(
+    settings: Settings, listener: KafkaListener, *, has_users: bool
+) -> Iterator[Conflict]:
+    shown = f"{listener.protocol}://{listener.address}"
+    is_reached = bool(open_addresses([f"tcp://{listener.address}"]))
+    if listener.has_tls and not settings.kafka_tls_certificate:
+        yield Conflict(
+            ("kafka.listen", "kafka.tls.certificate"),
+            f"kafka.listen has {shown}, and kafka.tls.certificate names no certificate for it",
+        )
+    if not has_users:
+        if listener.has_sasl:
+            yield Conflict(
+                ("kafka.listen", "security.enabled"),
+                f"kafka.listen has {shown}, where clients log in, and this appliance has no users: "
+                "set security.enabled = true, or leave SASL_ out",
+            )
+        if is_reached and not settings.security_trusted_network:
+            yield Conflict(
+                ("kafka.listen", "security.enabled"),
+                f"kafka.listen has {listener.address}, which other hosts reach, and "
+                "security.enabled is false: whoever reaches the port could do everything. Leave "
+                "security.enabled at auto, or say security.trusted_network = true if you vouch for "
+                "everybody there",
+            )
+        return
+    if listener.protocol == PLAINTEXT:
+        yield Conflict(
+            ("kafka.listen", "security.enabled"),
+            f"kafka.listen has {shown}, where nobody logs in, and clients must be users: use "
+            "SASL_SSL:// or SSL://, or SASL_PLAINTEXT:// on this host",
+        )
+    if listener.protocol == SSL and not settings.kafka_tls_client_ca:
+        yield Conflict(
+            ("kafka.listen", "kafka.tls.client_ca"),
+            f"kafka.listen has {shown}, where a certificate says which user a client is, and "
+            "kafka.tls.client_ca names no authority whose certificates are accepted",
+        )
+    if listener.protocol == SASL_PLAINTEXT and is_reached and not settings.security_trusted_network:
+        yield Conflict(
+            ("kafka.listen", "kafka.tls.certificate"),
+            f"kafka.listen has {shown}, which other hosts reach, and it is not encrypted: whoever "
+            "listens to the network could read and change what clients send. Name a certificate "
+            "(kafka.tls.certificate), or say security.trusted_network = true if you vouch for "
+            "everybody there",
         )
 
 

@@ -16,6 +16,7 @@ from appliance.config.core_plan import BusyPoll, CorePlan, plan_busy_poll
 from appliance.config.security import CHOICES, is_secured
 from appliance.config.setting_definition import Definition, definition_of, setting
 from shm.memory.layout import FRONTS_MAX
+from shm.rights.kafka_listeners import without_protocol
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
@@ -43,7 +44,7 @@ class Settings:
     security_enabled: str = setting(
         "auto",
         "Whether clients must be users, with encrypted connections over TCP: true, false, or auto: "
-        "true if `listen` has an address that other hosts reach.",
+        "true if `listen` or `kafka.listen` has an address that other hosts reach.",
         name="security.enabled",
         choices=CHOICES,
     )
@@ -91,9 +92,65 @@ class Settings:
     )
     kafka_listen: list[str] = setting(
         [],
-        "HOST:PORT addresses where Kafka clients connect, in a process of their own (port 0: any "
-        "free one). Empty: none, and nothing of it runs.",
+        "Addresses where Kafka clients connect, in a process of their own: [PROTOCOL://]HOST:PORT "
+        "(port 0 of the first: any free one). PROTOCOL is PLAINTEXT, SSL, SASL_PLAINTEXT or "
+        "SASL_SSL; without it SASL_... where clients must be users, and ...SSL where there is "
+        "`kafka.tls.certificate`. Empty: none, and nothing of it runs.",
         name="kafka.listen",
+    )
+    kafka_sasl_enabled_mechanisms: list[str] = setting(
+        ["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"],
+        "Mechanisms by which Kafka clients log in.",
+        name="kafka.sasl.enabled.mechanisms",
+        live=True,
+    )
+    kafka_sasl_plain_without_tls: bool = setting(
+        False,
+        "Whether Kafka clients may log in with PLAIN on a connection that is not encrypted: whoever "
+        "listens to the network then reads their passwords.",
+        name="kafka.sasl.plain_without_tls",
+        live=True,
+    )
+    kafka_connections_max_reauth_ms: int = setting(
+        0,
+        "Time after which a Kafka client must log in again on its connection. 0: never.",
+        name="kafka.connections.max.reauth.ms",
+        live=True,
+    )
+    kafka_tls_certificate: str = setting(
+        "",
+        "File with the certificate of the Kafka port and those that lead to its authority, PEM. A "
+        "reload reads it again. Empty: no TLS.",
+        name="kafka.tls.certificate",
+        live=True,
+    )
+    kafka_tls_key: str = setting(
+        "",
+        "File with the private key of the certificate, PEM, not encrypted. Empty: it is in the file "
+        "of the certificate.",
+        name="kafka.tls.key",
+        live=True,
+    )
+    kafka_tls_client_ca: str = setting(
+        "",
+        "File with the certificates of the authorities that sign those of Kafka clients, PEM.",
+        name="kafka.tls.client_ca",
+        live=True,
+    )
+    kafka_tls_client_auth: str = setting(
+        "none",
+        "Whether Kafka clients show a certificate: none, requested or required. On an SSL:// address "
+        "of an appliance with users they must, for it says which user they are.",
+        name="kafka.tls.client_auth",
+        choices=("none", "requested", "required"),
+        live=True,
+    )
+    kafka_tls_principal_rules: list[str] = setting(
+        ["RULE:^(?:.*[^\\\\],)?CN=([A-Za-z0-9._@-]+)(?:,.*)?$/$1/"],
+        "Rules that make the name of a user from the subject of a client's certificate, as Kafka's "
+        "ssl.principal.mapping.rules. The first one that matches decides; the default takes the "
+        "common name.",
+        name="kafka.tls.principal.mapping.rules",
     )
     kafka_advertised: str = setting(
         "",
@@ -466,9 +523,10 @@ class Settings:
     @property
     def is_secured(self) -> bool:
         """True if clients must be users."""
+        reached = [f"tcp://{without_protocol(address)}" for address in self.kafka_listen]
         return is_secured(
             self.security_enabled,
-            self.listen,
+            [*self.listen, *reached],
             is_trusted_network=self.security_trusted_network,
         )
 

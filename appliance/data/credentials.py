@@ -16,7 +16,15 @@ from __future__ import annotations
 import os
 
 VARIABLE = "CREDENTIALS_DIRECTORY"
+PREFIX = "credential:"
 BYTES_MAX = 64 << 10
+
+
+def credential_path(setting: str) -> str:
+    """The path of a setting that names a file, or `credential:NAME` of the service manager's."""
+    if not setting.startswith(PREFIX):
+        return setting
+    return os.path.join(os.environ.get(VARIABLE, ""), setting.removeprefix(PREFIX))
 
 
 def credential(name: str) -> bytes | None:

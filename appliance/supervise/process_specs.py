@@ -14,6 +14,7 @@ from typing import Any
 from appliance.config.core_plan import CorePlan
 from appliance.config.ipc_access import ipc_access
 from appliance.config.settings import Settings
+from appliance.data.credentials import credential_path
 from appliance.data.data_dir_lock import DataDirLock
 from appliance.supervise.live_settings import LiveSettings
 from appliance.supervise.memory.memory_pressure import MemoryPressure
@@ -97,6 +98,14 @@ class ProcessSpecs:
             "fronts": s.front_count, "gateways": s.gateways,
             "kafka.listen": s.kafka_listen, "kafka.advertised": s.kafka_advertised,
             "kafka.num.partitions": s.kafka_num_partitions,
+            "kafka.sasl.enabled.mechanisms": s.kafka_sasl_enabled_mechanisms,
+            "kafka.sasl.plain_without_tls": s.kafka_sasl_plain_without_tls,
+            "kafka.connections.max.reauth.ms": s.kafka_connections_max_reauth_ms,
+            "kafka.tls.certificate": credential_path(s.kafka_tls_certificate),
+            "kafka.tls.key": credential_path(s.kafka_tls_key),
+            "kafka.tls.client_ca": credential_path(s.kafka_tls_client_ca),
+            "kafka.tls.client_auth": s.kafka_tls_client_auth,
+            "kafka.tls.principal.mapping.rules": s.kafka_tls_principal_rules,
             "run": self._regions.run_id,
             "lost_memory": self._regions.lost_memory, "spare_workers": list(self.spare_workers()),
             "checkpoint_bytes": s.checkpoint_bytes, "journal_bytes": s.journal_bytes,

@@ -75,6 +75,7 @@ from shm.crash_points import arm_from_environment, crash_point
 from shm.memory.layout import Phase, ProcessWord, Role
 from shm.memory.region import RegionError
 from shm.queues.doorbell import Doorbell
+from shm.rights.kafka_listeners import without_protocol
 from shm.runtime.agent_runner import (
     comm_name,
     end_with,
@@ -388,8 +389,8 @@ class Supervisor:
             self._processes.try_spawn(console)
 
     def _kafka_addresses(self) -> list[str]:
-        """Addresses of Kafka clients, with the port that stands for port 0."""
-        found = list(self.settings.kafka_listen)
+        """Addresses for Kafka clients, HOST:PORT, with the port that stands for port 0."""
+        found = [without_protocol(address) for address in self.settings.kafka_listen]
         if found and found[0].endswith(":0"):
             port = self._control.port(self.settings.fronts).load()
             found[0] = f"{found[0].rpartition(':')[0]}:{port}"

@@ -24,7 +24,7 @@ from zmq.utils import z85
 from netfront.access.page_tokens import SEALED, PageTokens
 from netfront.access.rules import OPEN, RULES, refuse_unless
 from netfront.session.sessions import Session
-from netfront.socket.zap import Claim
+from netfront.socket.zap import CERTIFICATE, TOKEN, Claim
 from shm.rights.acl import checked_acl
 from shm.rights.authorizer import PRINCIPALS_MAX, AclTable, Principal
 from shm.rights.users import User, UserDirectory, user_of
@@ -151,12 +151,17 @@ class Gate:
         user, _ = self._identify(claim)
         return self._principal(user, claim.host)
 
+    def user(self, name: str) -> User | None:
+        """The user of a name, with the credentials of its password in a gateway."""
+        return None if self._rights is None else self._rights.users.get(name)
+
     def _is_own_account(self, claim: Claim) -> bool:
         """True over a Unix socket for the account that the appliance runs as, which can read its
         keys anyway, unless the account stands for a user.
         """
         return (
             not claim.key
+            and not claim.user
             and claim.account == os.geteuid()
             and self._rights is not None
             and self._rights.users.by_account(claim.account) is None
@@ -217,6 +222,8 @@ class Gate:
                     f"the key {key.name!r} of user {user.name!r} has expired at "
                     f"{when:%Y-%m-%dT%H:%M:%SZ}: `tailrace user rotate {user.name}` makes a new one"
                 )
+        elif claim.user:
+            user = self._logged_in(users, claim)
         else:
             by_account = users.by_account(claim.account)
             if by_account is None:
@@ -228,6 +235,15 @@ class Gate:
         if user.is_disabled:
             raise _refused(f"user {user.name!r} is disabled")
         return user, expires_us
+
+    @staticmethod
+    def _logged_in(users: UserDirectory, claim: Claim) -> User:
+        user = users.get(claim.user)
+        if user is None:
+            raise _refused(f"there is no user {claim.user!r}")
+        if claim.credential not in (CERTIFICATE, TOKEN) and not user.is_proven_by(claim.credential):
+            raise _refused(f"the password of user {claim.user!r} has changed: log in again")
+        return user
 
     def _principal(self, user: User, host: str) -> Principal:
         assert self._rights is not None

@@ -172,16 +172,27 @@ class AuditTrail:
         self, session: Session | None, api: int, correlation_id: int, code: ErrorCode, reason: str
     ) -> None:
         """Report a denial, and count its repeats."""
-        mine = self._denials.setdefault(0 if session is None else session.number, {})
-        key = api, reason
+        event = self._event("denied", session, api, correlation_id)
+        event |= {"outcome": "denied", "code": code.name, "reason": reason[:1_000]}
+        self._report_denial(0 if session is None else session.number, (api, reason), event)
+
+    def login_failed(self, user: str, address: str, reason: str) -> None:
+        """Report a login that failed. `user`: the name that was given, which may be anybody's."""
+        event = {
+            "event": "denied", "user": f"User:{user[:100]}", "address": address,
+            "outcome": "denied", "code": ErrorCode.NOT_AUTHENTICATED.name,
+            "reason": reason[:1_000],
+        }  # fmt: skip
+        self._report_denial(0, (0, f"{user} {address} {reason}"), event)
+
+    def _report_denial(self, number: int, key: tuple[int, str], event: dict[str, Any]) -> None:
+        mine = self._denials.setdefault(number, {})
         if key not in mine and len(mine) >= DENIALS_MAX:
             key = 0, ""  # all others
         known = mine.get(key)
         if known is not None:
             known["repeats"] = known.get("repeats", 0) + 1
             return
-        event = self._event("denied", session, api, correlation_id)
-        event |= {"outcome": "denied", "code": code.name, "reason": reason[:1_000]}
         mine[key] = dict(event)
         self._denials_at_ns = min(self._denials_at_ns, self.now_ns + DENIALS_EVERY_NS)
         self._add(event)

@@ -7,6 +7,8 @@ Invariants:
 - A request is answered once, in the order of its connection, or its connection is closed.
 - Of a connection one request is served at a time, as Kafka does. Only PRODUCE is served beside
   others of its kind: PIPELINED_MAX.
+- With users a request is begun for the user who has logged in, as it is now. Before the login there
+  are ApiVersions, SaslHandshake and SaslAuthenticate alone.
 - A failing request affects no other one. An unexpected error is counted and logged.
 """
 
@@ -15,13 +17,20 @@ from __future__ import annotations
 import logging
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from netfront.kafka.apis.call import Call, RefusedError, Services
-from netfront.kafka.apis.table import API_VERSIONS, APIS, PRODUCE, versions_response
-from netfront.kafka.exchange.peers import PeerTransport
-from netfront.kafka.exchange.waiter import Task
+from netfront.kafka.apis.call import Call, DisconnectError, Handler, RefusedError, Services
+from netfront.kafka.apis.table import (
+    API_VERSIONS,
+    APIS,
+    PRODUCE,
+    SASL_AUTHENTICATE,
+    SASL_HANDSHAKE,
+    versions_response,
+)
+from netfront.kafka.exchange.peers import Peer, PeerTransport
+from netfront.kafka.exchange.waiter import Steps, Task
 from netfront.kafka.network.connection import UNSENT_HIGH_BYTES, Connection, Exchange
 from netfront.kafka.network.listener import Listener
 from netfront.kafka.wire.codec import (
@@ -35,11 +44,16 @@ from netfront.kafka.wire.codec import (
     write_varint,
 )
 from netfront.kafka.wire.errors import KafkaError
+from netfront.socket.zap import CERTIFICATE, Claim
+from shm.rights.authorizer import Principal
 from shm.runtime.error_handler import CountedErrorHandler
 from shm.tables.kafka_measurements import KafkaMeasurements
+from tailrace.core.error_codes import ErrorCode
+from tailrace.protocol.frame import WireError
 
 logger = logging.getLogger(__name__)
 
+BEFORE_LOGIN = frozenset((API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE))
 PIPELINED_MAX = 16
 CLIENT_ID_MAX = 200
 CODE_FIELDS = ("error_code", "partition_error_code", "acknowledge_error_code")
@@ -65,6 +79,8 @@ class Dispatcher:
         self._transport = transport
         self._error_handler = error_handler
         self._measurements = measurements
+        self.allowed: Callable[[Call, Handler], Steps] = lambda call, handler: handler(call)
+        """Serves the part of a request that its user may make (`netfront.kafka.rights.table`)."""
         self.listener: Listener | None = None
         """Set once it exists."""
         self.waiting: deque[Connection] = deque()
@@ -72,8 +88,15 @@ class Dispatcher:
 
     def on_frames(self, connection: Connection) -> None:
         """Begin the requests of a connection that may begin."""
-        while connection.frames and not connection.is_closed and _may_begin(connection):
-            self._begin(connection, connection.take_frame())
+        while (
+            connection.frames
+            and not (connection.is_closed or connection.is_leaving)
+            and _may_begin(connection)
+        ):
+            if connection.login is not None and connection.login.is_raw:
+                self._begin_token(connection, connection.take_frame())
+            else:
+                self._begin(connection, connection.take_frame())
 
     def step(self) -> int:
         """Begin requests behind those that were answered. Return how many connections had some."""
@@ -82,6 +105,25 @@ class Dispatcher:
             count += 1
             self.on_frames(self.waiting.popleft())
         return count
+
+    def on_secure(self, connection: Connection, user: str | None, subject: str) -> None:
+        """Let in the client of a connection whose certificate proves a user. None: none does."""
+        gate = self._services.gate
+        assert gate is not None
+        host = connection.address.rpartition(":")[0]
+        claim = Claim(b"", -1, host, user or "", CERTIFICATE)
+        try:
+            if not user:
+                raise WireError(
+                    ErrorCode.NOT_AUTHENTICATED,
+                    "no rule of kafka.tls.principal.mapping.rules makes a user of "
+                    f"{subject!r:.300}",
+                )
+            gate.admit(claim)
+        except WireError as error:
+            self._refuse(connection, error.detail)
+            return
+        connection.claim = claim
 
     def on_closed(self, connection: Connection) -> None:
         """End the client of a connection that was closed."""
@@ -119,15 +161,78 @@ class Dispatcher:
         except MalformedError as error:
             self._refuse(connection, f"version {version} of API {api}: {error}")
             return
-        if connection.peer is None:
-            connection.peer = self._transport.open(client_id)
-            connection.peer.unsent_bytes = lambda: connection.unsent_bytes
+        principal = None
+        if self._services.gate is not None and api not in BEFORE_LOGIN:
+            try:
+                principal = self._principal(connection, api)
+            except WireError as error:
+                self._refuse(connection, error.detail)
+                return
+        peer = self._peer(connection, client_id, api)
         connection.exchanges.append(exchange)
-        call = Call(self._services, connection, connection.peer, api, version, client_id, request)
+        call = Call(self._services, connection, peer, api, version, client_id, request, principal)
         task = exchange.task = Task(
-            row.handler(call),
+            row.handler(call) if principal is None else self.allowed(call, row.handler),
             lambda response: self._finish(connection, exchange, response),
             lambda error: self._fail(connection, exchange, error),
+        )
+        task.resume()
+
+    def _principal(self, connection: Connection, api: int) -> Principal:
+        """The user of a request. Raises WireError."""
+        gate, login = self._services.gate, connection.login
+        assert gate is not None
+        claim = connection.claim
+        if login is not None:
+            claim = login.claim
+            if claim is not None and 0 < login.expires_at_ns <= self._services.now_ns:
+                raise WireError(
+                    ErrorCode.NOT_AUTHENTICATED, "the time of the login is over: log in again"
+                )
+        if claim is None:
+            raise WireError(ErrorCode.NOT_AUTHENTICATED, f"a request of API {api} before the login")
+        return gate.admit(claim)
+
+    def _peer(self, connection: Connection, client_id: str, api: int) -> Peer:
+        """The client of the front that a connection is. Before the login it is none."""
+        login = connection.login
+        claim = connection.claim if login is None else login.claim
+        if self._services.gate is not None and (claim is None or api in BEFORE_LOGIN):
+            return connection.peer or Peer(self._transport, 0, client_id)
+        peer = connection.peer
+        if peer is not None and peer.claim != claim:
+            self._transport.close(peer)  # it has logged in with another credential
+            peer = None
+        if peer is None:
+            peer = connection.peer = self._transport.open(client_id, claim, connection.address)
+            peer.unsent_bytes = lambda: connection.unsent_bytes
+            peer.on_refused = lambda reason: self._refuse(connection, reason)
+        if claim is not None:
+            peer.shake()  # the front ends the session with its user
+        return peer
+
+    def _begin_token(self, connection: Connection, token: bytes) -> None:
+        """Take a token of SASL that has no frame of Kafka's around it."""
+        exchange = Exchange(SASL_AUTHENTICATE, 0, 0, self._services.now_ns)
+        connection.exchanges.append(exchange)
+        peer = self._peer(connection, "", SASL_AUTHENTICATE)
+        request = {"auth_bytes": token}
+        call = Call(self._services, connection, peer, SASL_AUTHENTICATE, 0, "", request)
+
+        def finish(response: dict[str, Any]) -> None:
+            if connection.is_closed:
+                return
+            if response["error_code"]:
+                self._refuse(connection, response["error_message"])
+                return
+            answer = bytes(response["auth_bytes"])
+            exchange.response = _SIZE.pack(len(answer)) + answer
+            self._respond(connection)
+
+        task = exchange.task = Task(
+            APIS[SASL_AUTHENTICATE].handler(call),
+            finish,
+            lambda error: self._refuse(connection, str(error)),
         )
         task.resume()
 
@@ -159,6 +264,9 @@ class Dispatcher:
         if connection.is_closed:
             return
         code, sentence = KafkaError.UNKNOWN_SERVER_ERROR, ""
+        if isinstance(error, DisconnectError):
+            self._refuse(connection, str(error))
+            return
         if isinstance(error, RefusedError):
             code, sentence = error.code, error.sentence
         else:
@@ -201,6 +309,8 @@ def _may_begin(connection: Connection) -> bool:
     if not under_way:
         return connection.unsent_bytes < UNSENT_HIGH_BYTES
     if connection.is_blocked or len(under_way) >= PIPELINED_MAX:
+        return False
+    if connection.login is not None and connection.login.is_raw:
         return False
     following = _HEADER.unpack_from(connection.frames[0], 0)[0]
     return following == PRODUCE and under_way[-1].api == PRODUCE

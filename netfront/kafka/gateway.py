@@ -29,13 +29,16 @@ import os
 import sys
 from typing import Any
 
+from netfront.access.gate import Gate
 from netfront.fetch.log.file_reader import DiskFileReader
 from netfront.fetch.reader_pool import ReaderPool
-from netfront.front import Front, build
+from netfront.front import Front, build, make_gate
 from netfront.kafka.apis.call import Services
 from netfront.kafka.dispatch import Dispatcher
 from netfront.kafka.exchange.peers import PeerTransport
+from netfront.kafka.network.connector import Connector
 from netfront.kafka.network.listener import CannotListenError, Listener, listening_sockets
+from netfront.kafka.network.tls_error import TlsError
 from netfront.limits import limits, open_descriptor_count
 from shm.memory.layout import ProcessWord
 from shm.runtime.agent_runner import (
@@ -53,6 +56,8 @@ from shm.tables.control import ProcessSlot
 
 logger = logging.getLogger(__name__)
 
+EXIT_FAILED = 1
+
 
 class Gateway:
     """Agent of the gateway's process (see `shm.runtime.agent_runner`)."""
@@ -65,7 +70,9 @@ class Gateway:
         listener: Listener,
         services: Services,
         slot: ProcessSlot,
+        connector: Connector,
     ) -> None:
+        self._connector = connector
         self._front = front
         self._transport = transport
         self._dispatcher = dispatcher
@@ -81,6 +88,8 @@ class Gateway:
         if self._front.accepts_input and not self._listener.is_accepting:
             self._listener.accept_connections()
         work = self._listener.step(now_ns)
+        if self._services.logins is not None:
+            work += self._services.logins.checks.step()
         work += self._dispatcher.step()
         work += self._front.step(now_ns)
         for callback in self._services.timers.advance(now_ns):
@@ -123,6 +132,7 @@ class Gateway:
     def apply_settings(self, settings: dict[str, Any]) -> None:
         """Use changed settings of the appliance."""
         self._services.settings.update(settings)
+        self._connector.apply_settings(settings)
         self._front.apply_settings(settings)
 
     def begin_stop(self) -> None:
@@ -140,12 +150,16 @@ class Gateway:
         self._listener.close_all()
 
 
-def build_gateway(context: ProcessContext, listener_of: Any) -> Gateway:
-    """Wire the gateway of this process. `listener_of(dispatcher)` makes its listener."""
+def build_gateway(
+    context: ProcessContext, listener_of: Any, connector: Connector, gate: Gate | None = None
+) -> Gateway:
+    """Wire the gateway of this process. `listener_of(dispatcher)` makes its listener. `gate` has
+    the users, where clients must log in.
+    """
     transport = PeerTransport()
     generation = int.from_bytes(os.urandom(4), "little") & 0x7FFFFFFF | 1
     front = build(
-        context, transport, DiskFileReader(), ReaderPool(context.doorbell.ring), generation
+        context, transport, DiskFileReader(), ReaderPool(context.doorbell.ring), generation, gate
     )
     now_ns = context.clock.monotonic_ns()
     services = Services(
@@ -158,6 +172,8 @@ def build_gateway(context: ProcessContext, listener_of: Any) -> Gateway:
         monotonic_ns=context.clock.monotonic_ns,
         wall_us=context.clock.wall_us,
         now_ns=now_ns,
+        gate=gate,
+        logins=connector.logins,
     )
     dispatcher = Dispatcher(
         services,
@@ -168,8 +184,16 @@ def build_gateway(context: ProcessContext, listener_of: Any) -> Gateway:
     listener = listener_of(dispatcher)
     dispatcher.listener = listener
     services.go_on = dispatcher.waiting.append
+    services.let_in = listener.let_in
+    if connector.logins is not None:
+        connector.logins.on_failed = front.note_failed_login
+    if gate is not None:
+        from netfront.kafka.rights.table import allowed
+
+        dispatcher.allowed = allowed
+    connector.on_secure = dispatcher.on_secure
     transport.unsent_of_all = listener.unsent_bytes
-    return Gateway(front, transport, dispatcher, listener, services, context.slot)
+    return Gateway(front, transport, dispatcher, listener, services, context.slot, connector)
 
 
 def gateway_number(context: ProcessContext) -> int:
@@ -188,19 +212,38 @@ def main() -> None:
     SLOW.set_limit(settings.get("slow_operation_ms", 0))
     port = context.control.port(context.index)
     own_descriptors = open_descriptor_count()
+    secret, gate = make_gate(context) if settings.get("security") else ("", None)
+    logins = None
+    if gate is not None:
+        from netfront.kafka.login.login import Logins
+        from netfront.kafka.login.password_checks import PasswordChecks
+
+        logins = Logins(
+            gate, PasswordChecks(context.doorbell.ring), secret.encode(), settings
+        )  # fmt: skip
     try:
-        sockets = listening_sockets(settings["kafka.listen"], port.load())
+        connector = Connector(settings, logins)
+        addresses = [each.address for each in connector.listeners]
+        sockets = listening_sockets(addresses, port.load())
     except CannotListenError as error:
         print(f"tailrace: {error.strerror}", file=sys.stderr, flush=True)
         sys.exit(EXIT_ADDRESS_IN_USE)
+    except TlsError as error:
+        print(f"tailrace: {error}", file=sys.stderr, flush=True)
+        sys.exit(EXIT_FAILED)
     connections_max = limits(settings, own_descriptors).connections_max
     made: list[Listener] = []
 
     def listener_of(dispatcher: Dispatcher) -> Listener:
-        made.append(Listener(sockets, connections_max, dispatcher.on_frames, dispatcher.on_closed))
+        made.append(
+            Listener(
+                sockets, connections_max, dispatcher.on_frames, dispatcher.on_closed,
+                connector.connect,
+            )
+        )  # fmt: skip
         return made[0]
 
-    gateway = build_gateway(context, listener_of)
+    gateway = build_gateway(context, listener_of, connector, gate)
     listener = made[0]
     port.store(listener.port)
 

@@ -31,15 +31,23 @@ logger = logging.getLogger(__name__)
 
 
 class Claim(NamedTuple):
-    """Facts about a connection that libzmq has checked."""
+    """Facts about a connection that were checked: by libzmq, or by the Kafka gateway's login."""
 
     key: bytes
     """Public key of the client, 32 bytes. Empty over a Unix socket."""
     account: int
     """User id of the process at the other end of a Unix socket. -1: another kind of socket."""
     host: str
+    user: str = ""
+    """Name that the client has logged in with. Empty: the key or the account says who it is."""
+    credential: str = ""
+    """Credential that the login has proven (see `User.is_proven_by`), or CERTIFICATE, TOKEN."""
 
 
+CERTIFICATE, TOKEN = "certificate", "token"
+"""Credentials that the user's entry in the catalog does not have: a certificate of TLS that an
+authority of the operator's choice has signed, and a token of OAUTHBEARER.
+"""
 Allows = Callable[[Claim], bool]
 
 

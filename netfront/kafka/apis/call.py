@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from netfront.front import Front
 from netfront.kafka.exchange.peers import Peer
@@ -18,6 +18,11 @@ from netfront.kafka.wire.errors import KafkaError
 from netfront.partition_routes import PartitionRoutes
 from shm.runtime.timing_wheel import TimingWheel
 from tailrace.protocol.frame import Api
+
+if TYPE_CHECKING:
+    from netfront.access.gate import Gate
+    from netfront.kafka.login.login import Logins
+    from shm.rights.authorizer import Principal
 
 NODE_ID = 0
 """The gateway's node id: one broker, which is the controller and every coordinator."""
@@ -30,6 +35,10 @@ class RefusedError(Exception):
         super().__init__(sentence)
         self.code = code
         self.sentence = sentence
+
+
+class DisconnectError(Exception):
+    """A request after which the connection is closed, as Kafka does where no answer is possible."""
 
 
 @dataclass(slots=True)
@@ -51,6 +60,12 @@ class Services:
     """Begin the requests of a connection that waited for `Connection.is_blocked`."""
     state: dict[str, Any] = field(default_factory=dict)
     """State that a subject keeps between requests, by its name."""
+    gate: Gate | None = None
+    """Users and rights. None: the appliance has no users, and everybody may do everything."""
+    logins: Logins | None = None
+    """None: nobody logs in."""
+    let_in: Callable[[Connection], None] = lambda _connection: None
+    """Note that a connection's client has logged in."""
 
 
 class Call(NamedTuple):
@@ -63,6 +78,12 @@ class Call(NamedTuple):
     version: int
     client_id: str
     request: dict[str, Any]
+    principal: Principal | None = None
+    """None: the appliance has no users."""
+
+    def may(self, operation: str, kind: str, name: str) -> bool:
+        """True if the client's user may do this."""
+        return self.principal is None or self.principal.may(operation, kind, name)
 
     def ask(self, api: Api, value: dict[str, Any]) -> Any:
         """Ask the front; the waiter gets an Answer."""

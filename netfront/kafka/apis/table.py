@@ -40,6 +40,7 @@ from netfront.kafka.apis.records.active_producers import describe_producers
 from netfront.kafka.apis.records.fetch import fetch
 from netfront.kafka.apis.records.offsets import list_offsets, offset_for_leader_epoch
 from netfront.kafka.apis.records.produce import produce
+from netfront.kafka.apis.sasl import sasl_authenticate, sasl_handshake
 from netfront.kafka.apis.share_groups import acknowledgements as share_acknowledgements
 from netfront.kafka.apis.share_groups import fetch as share_fetch
 from netfront.kafka.apis.share_groups import heartbeat as share_heartbeat
@@ -58,7 +59,7 @@ from netfront.kafka.apis.transactions.partitions import add_offsets, add_partiti
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError
 
-API_VERSIONS = 18
+API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE = 18, 17, 36
 PRODUCE = 0
 
 
@@ -82,6 +83,7 @@ APIS: dict[int, Row] = {
     14: Row(0, 5, sync_group),
     15: Row(0, 6, describe_groups),
     16: Row(0, 5, list_groups),
+    SASL_HANDSHAKE: Row(0, 1, sasl_handshake),
     API_VERSIONS: Row(0, 4, api_versions),
     19: Row(2, 7, create_topics),
     20: Row(1, 6, delete_topics),
@@ -97,6 +99,7 @@ APIS: dict[int, Row] = {
     33: Row(0, 2, alter_configs),
     34: Row(1, 2, alter_replica_log_dirs),
     35: Row(1, 5, describe_log_dirs),
+    SASL_AUTHENTICATE: Row(0, 2, sasl_authenticate),
     37: Row(0, 3, create_partitions),
     42: Row(0, 2, delete_groups),
     43: Row(0, 2, elect_leaders),

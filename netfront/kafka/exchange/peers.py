@@ -14,7 +14,6 @@ Invariants:
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -38,8 +37,6 @@ from tailrace.protocol.frame import (
 
 if TYPE_CHECKING:
     from netfront.socket.zap import Claim
-
-logger = logging.getLogger(__name__)
 
 UNSENT_MAX_BYTES = 64 << 20
 """Bytes of responses to all connections above which the front sends no batches."""
@@ -70,18 +67,29 @@ _SESSION_LOST = Answer(ErrorCode.SESSION_UNKNOWN, ())
 class Peer:
     """One client of the front."""
 
-    def __init__(self, transport: PeerTransport, number: int, client_id: str) -> None:
+    def __init__(
+        self,
+        transport: PeerTransport,
+        number: int,
+        client_id: str,
+        claim: Claim | None = None,
+        address: str = "",
+    ) -> None:
+        """`claim`: who has logged in; None: the appliance has no users."""
         self.identity = number.to_bytes(8, "big")
         self.client_id = client_id
+        self.claim = claim
+        self.address = address
         self.unsent_bytes: Callable[[], int] = lambda: 0
         """Bytes of responses that its connection has not sent."""
-        self.on_dropped: Callable[[], None] = lambda: None
-        """Called when the front drops its session: it was silent for ten minutes."""
+        self.on_refused: Callable[[str], None] = lambda _reason: None
+        """Called when the front does not serve it any more, with the reason."""
         self.received_bytes = 0
         """Bytes of fetched batches, as FETCH reports them."""
         self.is_shaken = False
         self._transport = transport
         self._correlation_id = 0
+        self._handshake_id = 0
         self._waiting: dict[int, Waiter] = {}
         self._credit_limit = 0
         self._sent_bytes = 0
@@ -102,6 +110,13 @@ class Peer:
         self._send(api, body, None)
 
     def _send(self, api: Api, body: Sequence[Readable], version: int | None) -> int:
+        self.shake()
+        if api == Api.PRODUCE:
+            self._sent_bytes += sum(map(len, body[1:]))
+        return self._put(api, body, version or API_VERSIONS[api][1])
+
+    def shake(self) -> None:
+        """Open a session with the front, if there is none."""
         if not self.is_shaken:
             self.is_shaken = True
             self._credit_limit = self._sent_bytes = self.received_bytes = 0
@@ -109,10 +124,7 @@ class Peer:
                 "versions": _VERSIONS,
                 "client_id": self.client_id[: handshake_messages.CLIENT_ID_MAX],
             }
-            self._put(Api.HANDSHAKE, [orjson.dumps(hello)], 1)
-        if api == Api.PRODUCE:
-            self._sent_bytes += sum(map(len, body[1:]))
-        return self._put(api, body, version or API_VERSIONS[api][1])
+            self._handshake_id = self._put(Api.HANDSHAKE, [orjson.dumps(hello)], 1)
 
     def _put(self, api: Api, body: Sequence[Readable], version: int) -> int:
         self._correlation_id += 1
@@ -155,6 +167,9 @@ class Peer:
             self._set_credit(header.credit_limit)
         if header.correlation_id == PUSH_CORRELATION_ID:
             return
+        if header.correlation_id == self._handshake_id and header.error != ErrorCode.OK:
+            self.on_refused(Answer(code_of(header.error), frames[1:]).sentence)
+            return
         waiter = self._waiting.pop(header.correlation_id, None)
         if waiter is not None:
             waiter.complete(Answer(code_of(header.error), frames[1:]))
@@ -181,10 +196,10 @@ class PeerTransport:
         self._free: dict[int, list[bytearray]] = {size: [] for size in BUFFER_CLASSES}
         self.unsent_of_all: Callable[[], int] = lambda: 0
 
-    def open(self, client_id: str) -> Peer:
+    def open(self, client_id: str, claim: Claim | None = None, address: str = "") -> Peer:
         """A new client of the front."""
         self._number += 1
-        peer = Peer(self, self._number, client_id)
+        peer = Peer(self, self._number, client_id, claim, address)
         self._peers[peer.identity] = peer
         return peer
 
@@ -242,23 +257,22 @@ class PeerTransport:
         peer = self._peers.get(identity)
         if peer is not None and credit is None and peer.is_shaken:
             peer.drop()
-            peer.on_dropped()
 
     def peer_address(self, identity: bytes) -> str:
-        """A Kafka client's address is not known to its front."""
-        del identity
-        return ""
+        """The address of a client, for the audit log."""
+        peer = self._peers.get(identity)
+        return "" if peer is None else peer.address
 
     def close_peer(self, identity: bytes, reason: str) -> None:
-        """End a peer whose messages the front does not understand."""
+        """End a peer that the front serves no more: its user is not let in any more."""
         peer = self._peers.get(identity)
         if peer is not None:
-            logger.error("kafka_peer_refused reason=%r", reason)
-            peer.drop()
-            peer.on_dropped()
+            peer.on_refused(reason)
 
     def claim(self, identity: bytes) -> Claim | None:
-        """Nothing is checked: the gateway serves no appliance that requires users."""
+        """Who has logged in on the peer's connection. None: it has ended, or nobody needs to."""
+        peer = self._peers.get(identity)
+        return None if peer is None else peer.claim
 
     def watch(self, now_ns: int) -> Watched:
         """Return the peers that have ended."""

@@ -6,6 +6,7 @@
 Owner: one gateway.
 
 Invariants:
+- A client that must log in has small requests until it has.
 - A request's size is checked before memory is taken for it: when its 4 bytes are there, and for
   its API when these are.
 - Responses leave in the order of their requests.
@@ -17,16 +18,26 @@ from __future__ import annotations
 import socket
 import struct
 from collections import deque
+from typing import TYPE_CHECKING
 
 from netfront.kafka.exchange.peers import Peer
 from netfront.kafka.exchange.waiter import Task
+from shm.rights.kafka_listeners import PLAINTEXT
+
+if TYPE_CHECKING:
+    from netfront.kafka.login.login import Login
+    from netfront.socket.zap import Claim
 
 PRODUCE = 0
 PRODUCE_MAX_BYTES = 32 << 20
 REQUEST_MAX_BYTES = 4 << 20
 """Largest request, of PRODUCE and of any other API."""
+STRANGER_MAX_BYTES = 64 << 10
+"""Largest request of a client that has not logged in."""
 FRAMES_MAX = 32
 FRAME_MIN_BYTES = 8
+TLS_HANDSHAKE = 0x16
+"""First byte of a client that begins TLS."""
 UNSENT_HIGH_BYTES = 4 << 20
 READ_BYTES = 256 << 10
 READ_AT_ONCE_BYTES = 2 << 20
@@ -57,8 +68,23 @@ class Exchange:
 class Connection:
     """A client's socket."""
 
-    def __init__(self, sock: socket.socket, address: str, now_ns: int) -> None:
+    reads_records = False
+    """True if a read may return less than there is: a record of TLS."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        address: str,
+        now_ns: int,
+        login: Login | None = None,
+        protocol: str = PLAINTEXT,
+    ) -> None:
+        """`login`: the client must log in by SASL. `protocol`: that of its listener."""
         self.sock = sock
+        self.protocol = protocol
+        self.login = login
+        self.claim: Claim | None = None
+        """Who the client is, by its certificate. `login` has who has logged in."""
         self.fd = sock.fileno()
         self.address = address
         host, port = sock.getsockname()[:2]
@@ -70,6 +96,8 @@ class Connection:
         self.is_blocked = False
         """True while a produce waits for credit: no later request is begun."""
         self.is_closed = False
+        self.is_leaving = False
+        """True if it is closed when its responses are sent, and begins no request."""
         self.is_ended = False
         """True once the client has sent everything; it is closed when that is answered."""
         self.is_reading = True
@@ -86,6 +114,24 @@ class Connection:
     # ---- in --------------------------------------------------------------------------------------
 
     @property
+    def is_stranger(self) -> bool:
+        """True until the client is let in: its handshake of TLS is done, and it has logged in."""
+        return self.login is not None and self.login.claim is None
+
+    @property
+    def is_write_due(self) -> bool:
+        """True if it waits until the socket takes bytes."""
+        return bool(self.unsent_bytes)
+
+    def _receive(self, scratch: memoryview) -> int:
+        """Read some bytes. Raises BlockingIOError, OSError."""
+        return self.sock.recv_into(scratch)
+
+    def _transmit(self, pieces: list[memoryview]) -> int:
+        """Send some bytes of the first pieces. Raises BlockingIOError, OSError."""
+        return self.sock.sendmsg(pieces)
+
+    @property
     def is_full(self) -> bool:
         """True if it has as much as may wait."""
         return len(self.frames) >= FRAMES_MAX or self.unsent_bytes >= UNSENT_HIGH_BYTES
@@ -98,14 +144,14 @@ class Connection:
         total = 0
         while total < READ_AT_ONCE_BYTES and not self.is_full:
             try:
-                count = self.sock.recv_into(scratch)
+                count = self._receive(scratch)
             except BlockingIOError:
                 break
             if not count:
                 return -1
             total += count
             self.feed(scratch[:count], now_ns)
-            if count < len(scratch):
+            if count < len(scratch) and not self.reads_records:
                 break
         if total:
             self.last_active_ns = now_ns
@@ -132,9 +178,17 @@ class Connection:
         at, end = 0, len(view)
         while end - at >= _SIZE.size:
             size = _SIZE.unpack_from(view, at)[0]
-            if not FRAME_MIN_BYTES <= size <= PRODUCE_MAX_BYTES:
+            is_token = self.login is not None and self.login.is_raw
+            if not (0 if is_token else FRAME_MIN_BYTES) <= size <= PRODUCE_MAX_BYTES:
+                if size >> 24 == TLS_HANDSHAKE:
+                    raise FrameError("the client begins TLS, and this address has none")
                 raise FrameError(
                     f"a request of {size} bytes; {FRAME_MIN_BYTES} to {PRODUCE_MAX_BYTES} are "
+                    "allowed"
+                )
+            if size > STRANGER_MAX_BYTES and self.is_stranger:
+                raise FrameError(
+                    f"a request of {size} bytes before the login; at most {STRANGER_MAX_BYTES} are "
                     "allowed"
                 )
             if end - at >= _SIZE_AND_API.size and size > REQUEST_MAX_BYTES:
@@ -180,7 +234,7 @@ class Connection:
         while self._outgoing:
             pieces = [self._outgoing[at] for at in range(min(len(self._outgoing), PIECES_AT_ONCE))]
             try:
-                sent = self.sock.sendmsg(pieces)
+                sent = self._transmit(pieces)
             except BlockingIOError:
                 return
             self.unsent_bytes -= sent

@@ -6,6 +6,8 @@ Invariants:
 - At most `connections_max` connections. Another one is closed when it is accepted.
 - The bytes of requests that all connections hold are at most UNSERVED_MAX_BYTES and one read. Above
   that the connection that holds the most is closed.
+- At most STRANGERS_MAX connections are not let in yet: half a handshake of TLS, or no login. For
+  one more the oldest of them is closed; each is after STRANGER_NS.
 - A request that is incomplete for INCOMPLETE_NS, and a connection that is silent for IDLE_NS, end
   their connection.
 """
@@ -32,6 +34,10 @@ SWEEP_NS = 5_000_000_000
 IDLE_NS = 600_000_000_000
 """Kafka's connections.max.idle.ms."""
 INCOMPLETE_NS = 60_000_000_000
+STRANGERS_MAX = 500
+STRANGER_NS = 30_000_000_000
+Connect = Callable[[socket.socket, str, int, int], Connection]
+"""(Socket, address of the client, time, number of the listening socket) -> connection."""
 
 
 class CannotListenError(OSError):
@@ -81,9 +87,16 @@ class Listener:
         connections_max: int,
         on_frames: Callable[[Connection], None],
         on_closed: Callable[[Connection], None],
+        connect: Connect = lambda sock, address, now_ns, _number: Connection(sock, address, now_ns),
     ) -> None:
-        """`on_frames` is called when a connection has requests; `on_closed` when one has ended."""
+        """`on_frames` is called when a connection has requests; `on_closed` when one has ended.
+        `connect` makes the connection of an accepted socket.
+        """
         self._listening = {sock.fileno(): sock for sock in sockets}
+        self._numbers = {sock.fileno(): number for number, sock in enumerate(sockets)}
+        self._connect = connect
+        self._strangers: dict[Connection, int] = {}
+        """Connections that are not let in yet, and when each was accepted; the oldest first."""
         self._epoll = select.epoll()
         self._connections: dict[int, Connection] = {}
         self._connections_max = connections_max
@@ -184,9 +197,19 @@ class Listener:
                 continue
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection = Connection(sock, f"{address[0]}:{address[1]}", now_ns)
+            number = self._numbers[listening.fileno()]
+            try:
+                connection = self._connect(sock, f"{address[0]}:{address[1]}", now_ns, number)
+            except OSError:  # it has gone already
+                sock.close()
+                continue
             self._connections[connection.fd] = connection
             self._epoll.register(connection.fd, select.EPOLLIN)
+            if connection.is_stranger:
+                self._strangers[connection] = now_ns
+                if len(self._strangers) > STRANGERS_MAX:
+                    oldest = next(iter(self._strangers))
+                    self.refuse(oldest, f"{STRANGERS_MAX} other clients begin to log in, too")
         return count
 
     def _read(self, connection: Connection, now_ns: int) -> None:
@@ -195,9 +218,11 @@ class Listener:
         except FrameError as error:
             self.refuse(connection, str(error))
             return
-        except OSError:
-            self.close(connection)
+        except OSError as error:
+            self._fail(connection, error)
             return
+        if connection in self._strangers and not connection.is_stranger:
+            self.let_in(connection)
         if connection.frames:
             self._on_frames(connection)
         if count < 0 and not connection.is_closed:
@@ -206,6 +231,18 @@ class Listener:
         self._update(connection)
         if connection.unserved_bytes > READ_BYTES:
             self._bound_unserved()
+
+    def let_in(self, connection: Connection) -> None:
+        """Note that a client is no stranger any more."""
+        self._strangers.pop(connection, None)
+
+    def _fail(self, connection: Connection, error: OSError) -> None:
+        """Close a connection whose socket failed. A handshake that failed is told in the log."""
+        reason = getattr(error, "reason", None)
+        if connection in self._strangers and reason:
+            self.refuse(connection, f"the handshake of TLS failed: {reason}")
+        else:
+            self.close(connection)
 
     def _end(self, connection: Connection) -> None:
         """Serve what a client has sent that sends no more, then close its connection."""
@@ -232,7 +269,7 @@ class Listener:
             if connection.is_finished:
                 self.close(connection)
             return
-        reads, writes = not connection.is_full, bool(connection.unsent_bytes)
+        reads, writes = not connection.is_full, connection.is_write_due
         if (reads, writes) != (connection.is_reading, connection.is_writing):
             connection.is_reading, connection.is_writing = reads, writes
             mask = (select.EPOLLIN if reads else 0) | (select.EPOLLOUT if writes else 0)
@@ -257,11 +294,14 @@ class Listener:
                 continue
             try:
                 connection.send()
-            except OSError:
-                self.close(connection)
+            except OSError as error:
+                self._fail(connection, error)
                 continue
             if connection.unsent_bytes:
                 self._dirty[connection] = None
+            elif connection.is_leaving and not connection.exchanges:
+                self.close(connection)
+                continue
             if connection.frames and not connection.exchanges:
                 self._on_frames(connection)
             self._update(connection)
@@ -283,11 +323,15 @@ class Listener:
             self._epoll.unregister(connection.fd)
         del self._connections[connection.fd]
         self._dirty.pop(connection, None)
+        self._strangers.pop(connection, None)
         connection.close()
         self._on_closed(connection)
 
     def _sweep(self, now_ns: int) -> None:
         self._swept_ns = now_ns
+        for connection, accepted_ns in list(self._strangers.items()):
+            if now_ns - accepted_ns > STRANGER_NS:
+                self.refuse(connection, "the client has not logged in for half a minute")
         for connection in list(self._connections.values()):
             since = connection.incomplete_since_ns
             silent_ns = now_ns - connection.last_active_ns

@@ -278,6 +278,10 @@ LOG_EVENTS: dict[str, LogEvent] = {
     ),
     "journal_not_read": LogEvent("the journal cannot be read: a log stays offline", DISK),
     "journal_not_reset": LogEvent("the journal could not be emptied", DISK),
+    "kafka_certificates_not_reloaded": LogEvent(
+        "changed certificates of the Kafka port cannot be used; the former ones are in use",
+        "look at the files that the line names (kafka.tls), and reload again",
+    ),
     "kafka_connection_refused": LogEvent(
         "the Kafka gateway closed a connection: its bytes are no request that it serves",
         "look at the client that the line names; docs/kafka.md has the APIs and versions",
@@ -293,12 +297,15 @@ LOG_EVENTS: dict[str, LogEvent] = {
         "remove the cause that the line names; the record's topic says the name of the topic "
         "(dead.letter.topic)",
     ),
+    "kafka_login_failed": LogEvent(
+        "a Kafka client was not let in",
+        "look at the client's user name, password and mechanism; `tailrace user list` shows users",
+    ),
     "kafka_pattern_not_restored": LogEvent(
         "a member's pattern of topic names could not be taken up after a restart of the gateway: "
         "it keeps its topics, and gets no new ones",
         "restart that consumer",
     ),
-    "kafka_peer_refused": LogEvent("the Kafka gateway sent its front no message of ours", BUG),
     "kernel_not_compiled": LogEvent(
         "Python code does the work of the compiled kernel, several times slower",
         "install a wheel for this Python, or gcc and python3-dev, and tailrace again",
@@ -428,6 +435,11 @@ LOG_EVENTS: dict[str, LogEvent] = {
     "partition_offline": LogEvent(
         "a partition takes no writes; reads go on",
         "repair the disk, then run tailrace topic online TOPIC",
+    ),
+    "password_check_failed": LogEvent(
+        "a password could not be checked, so its user was not let in",
+        "the line has the reason; passwords need the package argon2-cffi: "
+        "pip install 'tailrace[kafka]'",
     ),
     "peer_closed": LogEvent(
         "a front closed a connection that broke a rule or a limit",

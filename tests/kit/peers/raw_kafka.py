@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 from types import TracebackType
 from typing import Any
@@ -23,9 +24,12 @@ API_VERSIONS = 18
 class RawKafka:
     """One connection."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, context: ssl.SSLContext | None = None) -> None:
+        """`context`: the connection is encrypted."""
         host, _, port = address.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), timeout=HANG_LIMIT_S)
+        if context is not None:
+            self._socket = context.wrap_socket(self._socket, server_hostname=host)
         self._correlation_id = 0
 
     def __enter__(self) -> RawKafka:

@@ -80,7 +80,7 @@ def _kafkas_of_broker(call: Call, keys: list[str] | None) -> list[dict[str, Any]
     host, port = host_and_port(call)
     settings = call.services.settings
     values: dict[str, Any] = {
-        "advertised.listeners": f"PLAINTEXT://{host}:{port}",
+        "advertised.listeners": f"{call.connection.protocol}://{host}:{port}",
         "auto.create.topics.enable": settings["auto_create_topics"],
         "default.replication.factor": 1,
         "log.dirs": list(call.services.data_dirs),

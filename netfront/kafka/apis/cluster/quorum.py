@@ -41,6 +41,9 @@ def describe_quorum(call: Call) -> Steps:
     return {
         "error_code": KafkaError.NONE, "error_message": None, "topics": topics,
         "nodes": [
-            {"node_id": NODE_ID, "listeners": [{"name": "PLAINTEXT", "host": host, "port": port}]}
+            {
+                "node_id": NODE_ID,
+                "listeners": [{"name": call.connection.protocol, "host": host, "port": port}],
+            }
         ],
     }  # fmt: skip

@@ -19,6 +19,7 @@ import orjson
 
 from netfront.kafka.apis.call import Call, RefusedError
 from netfront.kafka.wire.errors import KafkaError
+from shm.rights.acl import READ, TOPIC
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +80,10 @@ def matched_topics(call: Call, member_id: str, topics: list[str] | None) -> list
     if kept[2] is names and text is None:
         return None
     kept[2] = names
-    return [*kept[1], *(name for name in names if kept[0].fullmatch(name))]
+    return [
+        *kept[1],
+        *(name for name in names if call.may(READ, TOPIC, name) and kept[0].fullmatch(name)),
+    ]
 
 
 def kept_text(call: Call, member_id: str) -> str | None:

@@ -1,0 +1,1 @@
+"""Logins of Kafka clients: SASL's mechanisms, and the users that they prove."""

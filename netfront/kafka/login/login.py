@@ -1,0 +1,168 @@
+"""Login: the user of one connection, proven by SASL, again when its time is over.
+
+Owner: one gateway.
+
+Invariants:
+- A connection has a claim only after a whole exchange that proved it, and the claim says by which
+  credential.
+- An unknown user and a wrong password are told alike, after the same time.
+- Who logs in again stays the same user.
+
+Source: Kafka's SASL (KIP-43, KIP-152), SCRAM (KIP-84), re-authentication (KIP-368).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from netfront.access.gate import Gate
+from netfront.kafka.exchange.waiter import Steps
+from netfront.kafka.login.errors import LoginFailedError
+from netfront.kafka.login.password_checks import PasswordChecks
+from netfront.kafka.login.scram_exchange import ScramExchange
+from netfront.socket.zap import Claim
+from shm.rights.scram import HASHES, SHA_256, SHA_512, ScramCredential
+
+logger = logging.getLogger(__name__)
+
+PLAIN = "PLAIN"
+MECHANISMS = (SHA_512, SHA_256, PLAIN)
+"""The mechanisms, the preferred one first."""
+TOKEN_MAX_BYTES = 16 << 10
+REFUSED = "the user is unknown or the password is wrong"
+Exchange = Any
+
+
+class Logins:
+    """The logins of one gateway."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        checks: PasswordChecks,
+        secret: bytes,
+        settings: dict[str, Any],
+        on_failed: Callable[[str, str, str], None] = lambda _user, _address, _reason: None,
+    ) -> None:
+        """`secret`: the appliance's. `on_failed` gets the name that was given, the address and the
+        reason of each login that fails.
+        """
+        self.gate = gate
+        self.checks = checks
+        self.on_failed = on_failed
+        self._secret = secret
+        self._settings = settings
+
+    def mechanisms(self, *, has_tls: bool) -> list[str]:
+        """The mechanisms of a connection."""
+        allowed: Sequence[str] = self._settings["kafka.sasl.enabled.mechanisms"]
+        sends_passwords = has_tls or self._settings["kafka.sasl.plain_without_tls"]
+        return [
+            name
+            for name in MECHANISMS
+            if name in allowed and (name != PLAIN or sends_passwords)
+        ]  # fmt: skip
+
+    @property
+    def lifetime_ms(self) -> int:
+        """Time after which a client must log in again; 0: never."""
+        return int(self._settings["kafka.connections.max.reauth.ms"])
+
+    def login(self, host: str, *, has_tls: bool) -> Login:
+        """The login of a new connection."""
+        return Login(self, host, has_tls=has_tls)
+
+    def scram(self, mechanism: str) -> ScramExchange:
+        """A new exchange."""
+        return ScramExchange(mechanism, self._credential, self._secret, os.urandom(18).hex())
+
+    def _credential(self, name: str, mechanism: str) -> ScramCredential | None:
+        user = self.gate.user(name)
+        return None if user is None else user.scram_of(mechanism)
+
+
+class Login:
+    """The login of one connection."""
+
+    def __init__(self, logins: Logins, host: str, *, has_tls: bool) -> None:
+        self._logins = logins
+        self._host = host
+        self.mechanisms = logins.mechanisms(has_tls=has_tls)
+        self.claim: Claim | None = None
+        """None: nobody has logged in."""
+        self.mechanism = ""
+        """The mechanism of the exchange that is under way, "": there is none."""
+        self.is_raw = False
+        """True while the client's tokens have no frame of Kafka's around them (SaslHandshake 0)."""
+        self.expires_at_ns = 0
+        """Time until which the client may send requests without another login. 0: always."""
+        self.user = ""
+        """Name that the exchange is about, as far as it is known."""
+        self._scram: ScramExchange | None = None
+
+    def is_under_way(self) -> bool:
+        """True between a handshake and the end of its exchange."""
+        return bool(self.mechanism)
+
+    def begin(self, mechanism: str, *, is_raw: bool) -> None:
+        """Begin an exchange."""
+        self.mechanism, self.is_raw, self.user = mechanism, is_raw, ""
+        self._scram = self._logins.scram(mechanism) if mechanism in HASHES else None
+
+    def step(self, token: bytes, now_ns: int) -> Steps:
+        """Take a token of the client. Returns the token to answer with. Raises LoginFailedError."""
+        if len(token) > TOKEN_MAX_BYTES:
+            raise LoginFailedError(f"a token of {self.mechanism} is too large")
+        if self._scram is not None:
+            answer = self._scram.step(token)
+            self.user = self._scram.user
+            if self._scram.is_done:
+                credential = self._scram.credential
+                assert credential is not None
+                self._prove(credential.stored_key.hex(), now_ns)
+            return answer
+        stored = yield from self._check_plain(token)
+        self._prove(stored, now_ns)
+        return b""
+
+    def _check_plain(self, token: bytes) -> Steps:
+        """Returns the hash of the user's password. Raises LoginFailedError."""
+        parts = token.split(b"\0")
+        try:
+            authorized, self.user, password = (part.decode("utf-8") for part in parts)
+        except ValueError:
+            raise LoginFailedError("the token of PLAIN is malformed") from None
+        if authorized not in ("", self.user):
+            raise LoginFailedError("a client cannot act as another user")
+        user = self._logins.gate.user(self.user)
+        stored = "" if user is None else user.password_hash
+        is_right = yield self._logins.checks.check(password, stored, self._host)
+        if is_right is None:
+            raise LoginFailedError("too many clients log in now: try again")
+        if not is_right:
+            raise LoginFailedError(REFUSED)
+        return stored
+
+    def _prove(self, credential: str, now_ns: int) -> None:
+        if self.claim is not None and self.claim.user != self.user:
+            raise LoginFailedError(f"this connection belongs to user {self.claim.user!r}")
+        self.claim = Claim(b"", -1, self._host, self.user, credential)
+        lifetime_ms = self._logins.lifetime_ms
+        self.expires_at_ns = now_ns + lifetime_ms * 1_000_000 if lifetime_ms else 0
+        self.mechanism, self.is_raw, self._scram = "", False, None
+
+    def fail(self, reason: str) -> None:
+        """Note that the exchange has failed."""
+        logger.warning(
+            "kafka_login_failed user=%r host=%s reason=%r", self.user, self._host, reason
+        )
+        self._logins.on_failed(self.user, self._host, reason)
+        self.mechanism, self._scram = "", None
+
+    @property
+    def lifetime_ms(self) -> int:
+        """Time that the last login is good for, as the client is told; 0: for ever."""
+        return self._logins.lifetime_ms

@@ -1,0 +1,191 @@
+"""TLS of the Kafka port: contexts of certificates, and connections that are encrypted.
+
+Owner: one gateway.
+
+Invariants:
+- A handshake never blocks the loop: it goes on when the socket is ready.
+- Certificates that cannot be used replace none that can: after a reload that fails the former ones
+  are in use.
+- A connection keeps the certificates that it was made with.
+
+Source: Python's ssl, which is OpenSSL. TLS 1.2 and 1.3.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+from netfront.kafka.login.login import Login
+from netfront.kafka.network.connection import Connection
+from netfront.kafka.network.tls_error import TlsError
+
+NONE, REQUESTED, REQUIRED = "none", "requested", "required"
+_CHUNK_BYTES = 64 << 10
+
+
+class TlsContexts:
+    """The context for new connections, made of the files that the settings name."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        """Raises TlsError."""
+        self._files: tuple[Any, ...] = ()
+        self._use(settings)
+
+    def _use(self, settings: dict[str, Any]) -> None:
+        contexts = {auth: _context(settings, auth) for auth in (NONE, REQUESTED, REQUIRED)}
+        self._files = _versions(settings)
+        self._contexts = contexts
+        self._chosen = str(settings["kafka.tls.client_auth"])
+
+    def context(self, *, requires_certificate: bool) -> ssl.SSLContext:
+        """The context for a connection. `requires_certificate`: its user is that of it."""
+        return self._contexts[REQUIRED if requires_certificate else self._chosen]
+
+    def reload(self, settings: dict[str, Any]) -> bool:
+        """Use the files again if they have changed. Returns True if they have. Raises TlsError, and
+        goes on with the former ones.
+        """
+        if _versions(settings) == self._files:
+            return False
+        self._use(settings)
+        return True
+
+
+def _versions(settings: dict[str, Any]) -> tuple[Any, ...]:
+    found: list[Any] = [settings["kafka.tls.client_auth"]]
+    for name in ("kafka.tls.certificate", "kafka.tls.key", "kafka.tls.client_ca"):
+        path = settings[name]
+        try:
+            status = os.stat(path) if path else None
+        except OSError:
+            status = None
+        found.append((path, status and (status.st_ino, status.st_size, status.st_mtime_ns)))
+    return tuple(found)
+
+
+def _context(settings: dict[str, Any], client_auth: str) -> ssl.SSLContext:
+    certificate, key = settings["kafka.tls.certificate"], settings["kafka.tls.key"]
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    try:
+        context.load_cert_chain(certificate, key or None, password=_no_password)
+    except (OSError, ValueError) as error:
+        raise TlsError(
+            f"the certificate {certificate} (kafka.tls.certificate) with the key "
+            f"{key or certificate} (kafka.tls.key) cannot be used: {_reason(error)}"
+        ) from None
+    authority = settings["kafka.tls.client_ca"]
+    if client_auth == NONE or not authority:
+        return context
+    try:
+        context.load_verify_locations(authority)
+    except (OSError, ValueError) as error:
+        raise TlsError(
+            f"{authority} (kafka.tls.client_ca) cannot be used: {_reason(error)}"
+        ) from None
+    context.verify_mode = ssl.CERT_REQUIRED if client_auth == REQUIRED else ssl.CERT_OPTIONAL
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted: store it without a passphrase, with mode 0600")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return str(error.reason or error)
+    return str(getattr(error, "strerror", None) or error)
+
+
+# ---- connections ---------------------------------------------------------------------------------
+
+
+class TlsConnection(Connection):
+    """A client's encrypted socket."""
+
+    reads_records = True
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        address: str,
+        now_ns: int,
+        context: ssl.SSLContext,
+        login: Login | None,
+        protocol: str,
+    ) -> None:
+        super().__init__(sock, address, now_ns, login, protocol)
+        self.sock: ssl.SSLSocket = context.wrap_socket(
+            sock, server_side=True, do_handshake_on_connect=False
+        )
+        self.is_secure = False
+        """True once the handshake is done."""
+        self.on_secure: Callable[[], None] = lambda: None
+        """Called then."""
+        self._is_write_due = False
+        self._chunk = b""
+        """Bytes that OpenSSL has been given and has not taken: it wants the same again."""
+
+    @property
+    def is_stranger(self) -> bool:
+        return not self.is_secure or super().is_stranger
+
+    @property
+    def is_write_due(self) -> bool:
+        return self._is_write_due or super().is_write_due
+
+    def certificate(self) -> dict[str, Any]:
+        """The client's certificate, which an authority of the settings has signed. Empty: none."""
+        return dict(self.sock.getpeercert() or {})
+
+    def _shake(self) -> bool:
+        """Go on with the handshake. Returns True once it is done. Raises OSError."""
+        if self.is_secure:
+            return True
+        self._is_write_due = False
+        try:
+            self.sock.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        except ssl.SSLWantWriteError:
+            self._is_write_due = True
+            return False
+        self.is_secure = True
+        self.on_secure()
+        return not self.is_closed
+
+    def _receive(self, scratch: memoryview) -> int:
+        if not self._shake():
+            raise BlockingIOError
+        try:
+            return self.sock.recv_into(scratch)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise BlockingIOError from None
+
+    def _transmit(self, pieces: list[memoryview]) -> int:
+        if not self._shake():
+            raise BlockingIOError
+        if not self._chunk:
+            size, some = 0, []
+            for piece in pieces:
+                some.append(piece[: _CHUNK_BYTES - size])
+                size += len(some[-1])
+                if size >= _CHUNK_BYTES:
+                    break
+            self._chunk = b"".join(some)
+        try:
+            sent = self.sock.send(self._chunk)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise BlockingIOError from None
+        self._chunk = self._chunk[sent:]
+        return sent
+
+    def send(self) -> None:
+        """Send what the socket takes, or go on with the handshake. Raises OSError."""
+        if self._shake():
+            super().send()
