@@ -214,6 +214,7 @@ class Dispatcher:
     def _begin_token(self, connection: Connection, token: bytes) -> None:
         """Take a token of SASL that has no frame of Kafka's around it."""
         exchange = Exchange(SASL_AUTHENTICATE, 0, 0, self._services.now_ns)
+        self._measurements.began(SASL_AUTHENTICATE, len(token) + _SIZE.size)
         connection.exchanges.append(exchange)
         peer = self._peer(connection, "", SASL_AUTHENTICATE)
         request = {"auth_bytes": token}
@@ -227,7 +228,7 @@ class Dispatcher:
                 return
             answer = bytes(response["auth_bytes"])
             exchange.response = _SIZE.pack(len(answer)) + answer
-            self._respond(connection)
+            self._respond(connection, exchange)
 
         task = exchange.task = Task(
             APIS[SASL_AUTHENTICATE].handler(call),

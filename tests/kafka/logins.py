@@ -6,6 +6,7 @@ from typing import Any
 
 from shm.rights.passwords import fields_of
 from tests.kit.appliances.secured import Users
+from tests.kit.peers.raw_kafka import RawKafka
 
 PASSWORD = "correct horse"
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
@@ -34,6 +35,15 @@ def kafka_python(users: Users, user: str, mechanism: str = "SCRAM-SHA-256") -> d
         "security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": mechanism,
         "sasl_plain_username": user, "sasl_plain_password": PASSWORD,
     }  # fmt: skip
+
+
+def connect(users: Users, user: str) -> RawKafka:
+    """A connection of a user that has logged in."""
+    client = RawKafka(users.appliance.kafka_addresses[0])
+    assert client.ask(17, 1, {"mechanism": "PLAIN"})["error_code"] == 0
+    token = f"\0{user}\0{PASSWORD}".encode()
+    assert client.ask(36, 2, {"auth_bytes": token})["error_code"] == 0
+    return client
 
 
 class _Silent:

@@ -13,9 +13,8 @@ from netfront.kafka.apis.table import APIS
 from netfront.kafka.wire.codec import ZERO_UUID
 from shm.rights.passwords import fields_of
 from tailrace import NewTopic
-from tests.kafka.logins import PASSWORD
+from tests.kafka.logins import PASSWORD, connect
 from tests.kit.appliances.secured import Users, acl, secured
-from tests.kit.peers.raw_kafka import RawKafka
 
 TOPIC, GROUP, CLUSTER, TRANSACTION = 29, 30, 31, 53
 UNKNOWN_ID = 100
@@ -51,6 +50,10 @@ BEAT = {
     "group_id": "c", "member_id": "m", "member_epoch": 0, "instance_id": None, "rack_id": None,
     "rebalance_timeout_ms": 1000, "subscribed_topic_names": [ORDERS], "server_assignor": None,
     "topic_partitions": [], "subscribed_topic_regex": None,
+}  # fmt: skip
+RULE = {
+    "resource_type_filter": 2, "resource_name_filter": "none", "pattern_type_filter": 3,
+    "principal_filter": None, "host_filter": None, "operation": 1, "permission_type": 1,
 }  # fmt: skip
 CONFIG = {"name": "retention.ms", "value": "1000", "config_operation": 0}
 READ_GROUP, READ_TOPIC = "read group g", "read topic orders"
@@ -125,6 +128,19 @@ CASES = [
         {"partition_index": 0, "start_offset": 0}]}]}, ("read group s", READ_TOPIC), GROUP),
     Case(92, 0, {"group_id": "s", "topics": [{"topic_name": ORDERS}]},
         ("delete group s", "read group s"), GROUP),
+    Case(29, 3, RULE, ("describe cluster",), CLUSTER),
+    Case(30, 3, {"creations": [{"resource_type": 2, "resource_name": "x", "host": "*",
+        "resource_pattern_type": 3, "principal": "User:x", "operation": 3, "permission_type": 3}]},
+        ("alter cluster",), CLUSTER),
+    Case(31, 3, {"filters": [RULE]}, ("alter cluster",), CLUSTER),
+    Case(48, 1, {"components": [], "strict": False}, ("describe-configs cluster",), CLUSTER),
+    Case(49, 1, {"validate_only": True, "entries": [{
+        "entity": [{"entity_type": "user", "entity_name": "x"}],
+        "ops": [{"key": "request_rate", "value": 9.0, "remove": False}]}]},
+        ("alter-configs cluster",), CLUSTER),
+    Case(50, 0, {"users": None}, ("describe cluster",), CLUSTER),
+    Case(51, 0, {"deletions": [{"name": "x", "mechanism": 1}], "upsertions": []},
+        ("alter cluster",), CLUSTER),
     Case(32, 4, {"include_synonyms": False, "include_documentation": False, "resources": [
         {"resource_type": 2, "resource_name": ORDERS, "configuration_keys": None}]},
         ("describe-configs topic orders",), TOPIC),
@@ -198,14 +214,6 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Users]:
                 ]
         found.admin.add_acls(rules)
         yield found
-
-
-def connect(users: Users, user: str) -> RawKafka:
-    client = RawKafka(users.appliance.kafka_addresses[0])
-    assert client.ask(17, 1, {"mechanism": "PLAIN"})["error_code"] == 0
-    token = f"\0{user}\0{PASSWORD}".encode()
-    assert client.ask(36, 2, {"auth_bytes": token})["error_code"] == 0
-    return client
 
 
 def codes(value: Any) -> set[int]:

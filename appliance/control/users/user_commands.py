@@ -191,6 +191,8 @@ class UserCommands:
             self._known(name)
             delete_user(self._database, name)
             return {}, {"removed_users": [name]}, None
+        if action == "set_scram":
+            return self._set_scram(name, request)
         user = self._known(name)
         change = {
             "disable": lambda: user._replace(is_disabled=True),
@@ -201,10 +203,31 @@ class UserCommands:
         }.get(action) if isinstance(action, str) else None  # fmt: skip
         if change is None:
             raise InvalidRequestError(
-                f"action is {action!r:.60}; it takes add, delete, disable, enable, set, add_key "
-                "or remove_key"
+                f"action is {action!r:.60}; it takes add, delete, disable, enable, set, "
+                "set_scram, add_key or remove_key"
             )
         return self._stored(change())
+
+    def _set_scram(self, name: str, request: Mapping[str, Any]) -> Changed:
+        """`credentials`: SCRAM credentials that are set; `removed_mechanisms`. A missing user is
+        made. Where `passwd` has set a password, a credential of another one replaces all of it.
+        """
+        given = {each.mechanism: each for each in check_scram(request.get("credentials"))}
+        removed = request.get("removed_mechanisms")
+        if not isinstance(removed, list) or not (given or removed):
+            raise InvalidRequestError(
+                "set_scram needs `credentials` and `removed_mechanisms`, lists, and one entry"
+            )
+        user = read_user(self._database, name)
+        if user is None:
+            if not given:
+                raise InvalidRequestError(f"there is no user {name}")
+            user = User(name, created_us=self._wall_us())
+        kept = {each.mechanism: each for each in user.scram if each.mechanism not in removed}
+        if given and user.password_hash:
+            user, kept = user._replace(password_hash=""), {}
+        found = kept | given
+        return self._stored(user._replace(scram=tuple(found[each] for each in sorted(found))))
 
     def _stored(self, user: User) -> Changed:
         put_user(self._database, user)

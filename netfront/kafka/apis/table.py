@@ -41,6 +41,9 @@ from netfront.kafka.apis.records.fetch import fetch
 from netfront.kafka.apis.records.offsets import list_offsets, offset_for_leader_epoch
 from netfront.kafka.apis.records.produce import produce
 from netfront.kafka.apis.sasl import sasl_authenticate, sasl_handshake
+from netfront.kafka.apis.security.acls import create_acls, delete_acls, describe_acls
+from netfront.kafka.apis.security.client_quotas import alter_quotas, describe_quotas
+from netfront.kafka.apis.security.scram_users import alter_credentials, describe_credentials
 from netfront.kafka.apis.share_groups import acknowledgements as share_acknowledgements
 from netfront.kafka.apis.share_groups import fetch as share_fetch
 from netfront.kafka.apis.share_groups import heartbeat as share_heartbeat
@@ -95,6 +98,9 @@ APIS: dict[int, Row] = {
     26: Row(0, 5, end_transaction),
     27: Row(1, 1, write_markers),
     28: Row(0, 5, commit_offsets),
+    29: Row(1, 3, describe_acls),
+    30: Row(1, 3, create_acls),
+    31: Row(1, 3, delete_acls),
     32: Row(1, 4, describe_configs),
     33: Row(0, 2, alter_configs),
     34: Row(1, 2, alter_replica_log_dirs),
@@ -107,6 +113,10 @@ APIS: dict[int, Row] = {
     45: Row(0, 1, alter_reassignments),
     46: Row(0, 0, list_reassignments),
     47: Row(0, 0, offset_delete),
+    48: Row(0, 1, describe_quotas),
+    49: Row(0, 1, alter_quotas),
+    50: Row(0, 0, describe_credentials),
+    51: Row(0, 0, alter_credentials),
     55: Row(0, 2, describe_quorum),
     57: Row(0, 2, update_features),
     60: Row(0, 2, describe_cluster),

@@ -18,7 +18,7 @@ from typing import Final
 
 from netfront.kafka.apis.call import Call, Handler
 from netfront.kafka.exchange.waiter import Steps
-from netfront.kafka.rights import groups, records, topics
+from netfront.kafka.rights import groups, records, security, topics
 from netfront.kafka.rights.checks import (
     AnsweredError,
     Rule,
@@ -54,6 +54,9 @@ RULES: Final[dict[int, Rule]] = {
     26: records.end_transaction,
     27: records.write_markers,
     28: records.commit_offsets,
+    29: on_cluster(DESCRIBE),
+    30: security.create_acls,
+    31: security.delete_acls,
     32: topics.configs(DESCRIBE_CONFIGS, "results"),
     33: topics.configs(ALTER_CONFIGS, "responses"),
     34: topics.alter_replica_log_dirs,
@@ -66,6 +69,10 @@ RULES: Final[dict[int, Rule]] = {
     45: on_cluster(ALTER),
     46: on_cluster(DESCRIBE),
     47: groups.offset_delete,
+    48: on_cluster(DESCRIBE_CONFIGS),
+    49: security.alter_quotas,
+    50: on_cluster(DESCRIBE),
+    51: security.alter_credentials,
     55: on_cluster(DESCRIBE),
     57: on_cluster(ALTER),
     60: topics.describe_cluster,

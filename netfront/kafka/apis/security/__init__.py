@@ -1,0 +1,1 @@
+"""Administration of users, rights and quotas by Kafka's tools."""
