@@ -25,7 +25,7 @@ from typing import Any
 
 import orjson
 
-from appliance.observe.doctor_checks import Check
+from appliance.observe.checks.doctor_checks import Check
 from appliance.observe.support.redaction import log_lines, without_secrets
 from tailrace import __version__, kernel
 from tailrace.admin.admin import Admin

@@ -16,7 +16,7 @@ import pytest
 from appliance.data import region_manifest as manifest
 from appliance.data.data_dir_lock import DataDirectoryError, take
 from appliance.data.region_manifest import RegionManifest
-from appliance.observe.doctor_checks import Level, host_checks
+from appliance.observe.checks.doctor_checks import Level, host_checks
 from shm.runtime.agent_runner import SPEC_VARIABLE, ProcessSpec
 from tailrace import kernel
 from tailrace.format.directory import checked_json

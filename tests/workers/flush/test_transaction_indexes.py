@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from appliance.observe import log_verifier
+from appliance.observe.checks import log_verifier
 from shm.memory.layout import SlotState
 from shm.messages.lane_messages import Assignment
 from tailrace.format.directory.partition_metadata import PartitionMetadata

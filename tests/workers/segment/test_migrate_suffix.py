@@ -10,7 +10,7 @@ from datetime import timedelta
 import pyarrow as pa
 import pytest
 
-from appliance.observe import log_verifier as log_check
+from appliance.observe.checks import log_verifier as log_check
 from shm.crash_points import armed
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.embedded_appliance import start_embedded

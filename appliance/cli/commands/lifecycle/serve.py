@@ -88,7 +88,7 @@ def _check(arguments: list[str], as_json: bool) -> int:
     """Print what is found; the exit status."""
     from appliance.cli.output import print_json, print_table
     from appliance.config.settings_sources import given_flags, parse_flags
-    from appliance.observe.serve_dry_run import check_start
+    from appliance.observe.checks.serve_dry_run import check_start
 
     flags = parse_flags(arguments)
     report = check_start(flags.config, os.environ, lambda: given_flags(flags))

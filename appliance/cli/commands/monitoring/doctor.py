@@ -14,8 +14,8 @@ from appliance.cli.options.found_settings import FoundSettings
 from appliance.cli.options.shared import bootstrap_option, connect, json_option
 from appliance.cli.output import counted, echo, print_json, print_table
 from appliance.config.settings import definitions
-from appliance.observe.doctor_checks import Check, Level, appliance_checks, host_checks
-from appliance.observe.host_tuning import tuning_checks
+from appliance.observe.checks.doctor_checks import Check, Level, appliance_checks, host_checks
+from appliance.observe.checks.host_tuning import tuning_checks
 from tailrace.core.errors import NotReachableError
 
 

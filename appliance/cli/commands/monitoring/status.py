@@ -10,7 +10,7 @@ import click
 
 from appliance.cli.options.shared import bootstrap_option, connect, json_option
 from appliance.cli.output import counted, human_bytes, one_line, print_json, print_table
-from appliance.observe.doctor_checks import PARTITION_OFFLINE
+from appliance.observe.checks.doctor_checks import PARTITION_OFFLINE
 from appliance.observe.overview.problems import problems_of
 from tailrace.admin.admin import Admin
 from tailrace.core.errors import TailraceError

@@ -21,7 +21,7 @@ from appliance.cli.output import (
     progress,
 )
 from appliance.config.settings_sources import load_settings
-from appliance.observe import log_verifier
+from appliance.observe.checks import log_verifier
 from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
 from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_COMPRESSED,

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from appliance.observe.doctor_checks import Level, host_checks
-from appliance.observe.serve_dry_run import StartReport, check_start
+from appliance.observe.checks.doctor_checks import Level, host_checks
+from appliance.observe.checks.serve_dry_run import StartReport, check_start
 from appliance.supervise.processes.restart_policy import ExitCode
 from tailrace import Admin, NewTopic
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded

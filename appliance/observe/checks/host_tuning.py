@@ -9,7 +9,7 @@ import re
 import resource
 from collections.abc import Callable, Iterable
 
-from appliance.observe.doctor_checks import Check, Level
+from appliance.observe.checks.doctor_checks import Check, Level
 
 MIB = 1 << 20
 DIRTY_MAX_BYTES = 2 << 30

@@ -27,7 +27,7 @@ from appliance.config.settings_sources import (
 from appliance.config.topology import read_topology
 from appliance.data.data_dir_lock import inspect
 from appliance.data.directory_errors import DataDirectoryError
-from appliance.observe.doctor_checks import Check, Level
+from appliance.observe.checks.doctor_checks import Check, Level
 from appliance.supervise.memory.memory_budget import mib, needs, read_rooms, shortage
 from appliance.supervise.preflight import partitions_in, refuse_unfit_machine, slots_for_open_files
 from appliance.supervise.processes.restart_policy import ExitCode, Halt

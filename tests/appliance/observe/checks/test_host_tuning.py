@@ -7,8 +7,8 @@ import pathlib
 
 import pytest
 
-from appliance.observe.doctor_checks import Level
-from appliance.observe.host_tuning import HostFiles, tuning_checks
+from appliance.observe.checks.doctor_checks import Level
+from appliance.observe.checks.host_tuning import HostFiles, tuning_checks
 
 HEALTHY = {
     "/proc/meminfo": "MemTotal:  4194304 kB\nSwapTotal:  1024 kB\n",
