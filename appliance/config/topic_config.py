@@ -136,7 +136,7 @@ _TABLE = (
         int,
         0,
         "A sealed segment of at least 512 KiB whose batches have fewer bytes than this on average is "
-        "written again, once, with batches of about 64 KiB; every record stays. 0: never.",
+        "written again, once, with batches of about 256 KiB; every record stays. 0: never.",
         maximum=32 << 10,
     ),
     TopicSetting(

@@ -42,7 +42,7 @@ from workers.segment.cleaning_job import DONE, CleaningJob, CleaningReport, JobS
 from workers.segment.files import Files
 
 STEP_BATCHES = 64
-LARGE_BYTES = 32 << 10
+LARGE_BYTES = 64 << 10
 """A batch of this size is copied as it is."""
 _SPECIAL = ATTRIBUTE_CONTROL | ATTRIBUTE_DELAYED | ATTRIBUTE_SPARSE
 

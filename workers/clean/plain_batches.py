@@ -33,7 +33,8 @@ from tailrace.format.schema import TIMESTAMP_TYPE
 from workers.clean.sources import UnreadableError
 from workers.clean.superseded import offsets_of
 
-TARGET_BYTES = 64 << 10
+TARGET_BYTES = 256 << 10
+"""As producers fill a batch. Batches of 64 KiB are scanned at half the rate."""
 STRETCH_BYTES = 4 << 20
 STRETCH_BATCHES = 4_096
 TIMESTAMP = "timestamp"
