@@ -32,6 +32,8 @@ logger = logging.getLogger("appliance.observe.http_server")
 StartResponse = Callable[[str, list[tuple[str, str]]], Any]
 Page = Callable[[dict[str, Any], StartResponse], Iterable[bytes]]
 PLAIN = ("Content-Type", "text/plain; charset=utf-8")
+MAY_CHANGE = "tailrace.may_change"
+"""As `appliance.observe.console.guard` has it, which only the page needs."""
 OPEN = ("/health/", "/static/")
 """Pages without content of the appliance, which need no login."""
 CHANGING = ("/api/change/", "/api/sql")
@@ -55,6 +57,7 @@ def pages(
             refusal = logins().refuse(environ)
             if refusal is not None:
                 return _refused(refusal, start_response)
+            environ[MAY_CHANGE] = logins().may_change(environ)
         if site.serves(path):
             return site.answer(environ, start_response)
         if path == "/metrics":
@@ -173,8 +176,11 @@ class HttpService(WSGIServer):
             if self._logins is None:
                 from appliance.observe.console.logins import Logins
                 from appliance.observe.console.token import Token
+                from appliance.observe.console.user_logins import UserLogins, find_in_catalog
+                from tailrace.format.directory.data_dir import CATALOG_FILE
 
-                self._logins = Logins(Token(data_dir).read, time.monotonic)
+                users = UserLogins(find_in_catalog(f"{data_dir}/{CATALOG_FILE}"), time.monotonic)
+                self._logins = Logins(Token(data_dir).read, time.monotonic, users)
             return self._logins
 
         self.set_app(

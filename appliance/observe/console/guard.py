@@ -32,6 +32,8 @@ SECURITY_HEADERS = [
 ]
 """Headers of every answer of the page. Names and values of records are text to the browser."""
 _SCHEME = "Bearer "
+MAY_CHANGE = "tailrace.may_change"
+"""Set in the request of a user's session that may change something. No header can set it."""
 
 
 class Refusal(NamedTuple):

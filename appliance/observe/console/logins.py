@@ -1,14 +1,16 @@
-"""Logins of the console of an appliance that requires users: the token becomes a session's cookie.
+"""Logins of the console of an appliance that requires users: the console's token, or a user's name
+and password, become a session's cookie.
 
-A browser sends the token once, in a header. Streams of events have no headers of their own, so the
-cookie lets the page read. A change needs the token in its header as well: a page of another site
-can send neither.
+A browser sends them once, in a header. Streams of events have no headers of their own, so the
+cookie lets the page read. A change needs a token in its header as well: the console's, or that of
+the session, which its user gets at the login. A page of another site can send neither.
 
 Owner: the console's process. Safe in any thread.
 
 Invariants:
 - A session is known by the hash of its random id, lasts SESSION_S, and there are at most
   SESSIONS_MAX.
+- A user's session ends within RECHECK_S of the loss of its user's right, or of its password.
 - At most FAILURES_MAX wrong tokens within FAILURES_S are looked at; the right one always is.
 
 Crash: nothing is kept; the page logs in again.
@@ -22,56 +24,126 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
 from appliance.observe.console.guard import Refusal, bearer_of
+from appliance.observe.console.user_logins import UserLogins, has_password
 
 COOKIE = "tailrace_session"
 SESSION_S = 12 * 3600
 SESSIONS_MAX = 1_000
+RECHECK_S = 1.0
 FAILURES_MAX = 10
 FAILURES_S = 60
+
+
+@dataclass(slots=True)
+class Session:
+    """A session. Without a user it is the console's token's."""
+
+    end_s: float
+    user: str = ""
+    password_hash: str = ""
+    token_hash: str = ""
+    """Hash of the token with which this session changes something."""
+    may_change: bool = False
+    checked_s: float = 0.0
 
 
 class Logins:
     """Sessions of browsers, and the refusal of everybody else."""
 
-    def __init__(self, token: Callable[[], str], now_s: Callable[[], float]) -> None:
-        """`token`: the console's; raises OSError. `now_s`: a monotonic clock."""
+    def __init__(
+        self, token: Callable[[], str], now_s: Callable[[], float], users: UserLogins | None = None
+    ) -> None:
+        """`token`: the console's; raises OSError. `now_s`: a monotonic clock. `users`: None: there
+        are no logins by password.
+        """
         self._token = token
         self._now_s = now_s
+        self._users = users
         self._lock = threading.Lock()
-        self._sessions: dict[str, float] = {}
-        """End of each session, by the hash of its id, the oldest first."""
+        self._sessions: dict[str, Session] = {}
+        """By the hash of its id, the oldest first."""
         self._failures: deque[float] = deque()
 
     def refuse(self, environ: Mapping[str, Any]) -> Refusal | None:
         """Refuse a request without the token and without a session. None: it is served."""
+        session = self._session(environ)
         given = bearer_of(environ)
+        if session is not None and (not given or self._is_token_of(session, given)):
+            return None
         if given:
             return self._refuse_token(given)
-        with self._lock:
-            end_s = self._sessions.get(_hash(_cookie(environ)))
-        if end_s is not None and self._now_s() < end_s:
-            return None
         return Refusal(
             "401 Unauthorized",
-            "this appliance requires users: `tailrace console` on its host prints an address that "
-            "logs in; a scraper sends the token of console.token (Authorization: Bearer TOKEN)",
+            "this appliance requires users: log in with a name and a password, or by the address "
+            "that `tailrace console` prints on its host; a scraper sends the token of "
+            "console.token (Authorization: Bearer TOKEN)",
         )
 
-    def login(self, environ: Mapping[str, Any]) -> str | Refusal:
-        """The header Set-Cookie of a new session, or why there is none."""
-        refusal = self._refuse_token(bearer_of(environ))
-        if refusal is not None:
-            return refusal
-        session = secrets.token_urlsafe(32)
+    def may_change(self, environ: Mapping[str, Any]) -> bool:
+        """True for a request of a user's session that has the session's token, if the user may
+        change something.
+        """
+        session = self._session(environ)
+        return (
+            session is not None
+            and session.may_change
+            and self._is_token_of(session, bearer_of(environ))
+        )
+
+    def _session(self, environ: Mapping[str, Any]) -> Session | None:
+        key, now_s = _hash(_cookie(environ)), self._now_s()
+        with self._lock:
+            session = self._sessions.get(key)
+        if session is None or now_s >= session.end_s:
+            return None
+        if session.user and now_s - session.checked_s >= RECHECK_S:
+            assert self._users is not None
+            host = str(environ.get("REMOTE_ADDR", ""))
+            user = self._users.current(session.user, host, session.password_hash)
+            if user is None:
+                with self._lock:
+                    self._sessions.pop(key, None)
+                return None
+            session.checked_s, session.may_change = now_s, user.may_change
+        return session
+
+    @staticmethod
+    def _is_token_of(session: Session, given: str) -> bool:
+        return bool(session.token_hash) and hmac.compare_digest(_hash(given), session.token_hash)
+
+    def login(self, environ: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | Refusal:
+        """The header Set-Cookie of a new session and the body of its answer, or why there is
+        none.
+        """
+        session = Session(self._now_s() + SESSION_S)
+        body: dict[str, Any] = {}
+        if self._users is not None and has_password(environ):
+            found = self._users.login(environ)
+            if isinstance(found, Refusal):
+                return found
+            name, user = found
+            token = secrets.token_urlsafe(32)
+            session = Session(
+                session.end_s, name, user.password_hash, _hash(token), user.may_change,
+                self._now_s(),
+            )  # fmt: skip
+            body = {"user": name, "token": token if user.may_change else ""}
+        else:
+            refusal = self._refuse_token(bearer_of(environ))
+            if refusal is not None:
+                return refusal
+        number = secrets.token_urlsafe(32)
         with self._lock:
             while len(self._sessions) >= SESSIONS_MAX:
                 del self._sessions[next(iter(self._sessions))]
-            self._sessions[_hash(session)] = self._now_s() + SESSION_S
-        return f"{COOKIE}={session}; HttpOnly; SameSite=Strict; Path=/; Max-Age={SESSION_S}"
+            self._sessions[_hash(number)] = session
+        cookie = f"{COOKIE}={number}; HttpOnly; SameSite=Strict; Path=/; Max-Age={SESSION_S}"
+        return cookie, body
 
     def _refuse_token(self, given: str) -> Refusal | None:
         try:

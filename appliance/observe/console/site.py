@@ -103,7 +103,8 @@ class Site:
         """Answer GET and POST."""
         refusal = guard.refuse_stranger(environ, self._host_names)
         path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
-        if refusal is None and path.startswith("/api/change/"):
+        is_change = path.startswith("/api/change/") and not environ.get(guard.MAY_CHANGE)
+        if refusal is None and is_change:
             refusal = guard.refuse_change(environ, self._token_now())
         if refusal is not None:
             return _error(start_response, refusal.status, refusal.reason, "REFUSED")
@@ -125,13 +126,15 @@ class Site:
     def login(
         self, logins: Logins, environ: dict[str, Any], start_response: StartResponse
     ) -> Iterable[bytes]:
-        """Answer a login: the token in the header becomes a session's cookie."""
+        """Answer a login: what the header has becomes a session's cookie."""
         found = guard.refuse_stranger(environ, self._host_names) or logins.login(environ)
-        if not isinstance(found, str):
+        if isinstance(found, guard.Refusal):
             return _error(start_response, found.status, found.reason, "REFUSED")
-        headers = [JSON, ("Set-Cookie", found), ("Content-Length", "2"), *guard.SECURITY_HEADERS]
-        start_response("200 OK", headers)
-        return [b"{}"]
+        cookie, value = found
+        body = orjson.dumps(value)
+        length = ("Content-Length", str(len(body)))
+        start_response("200 OK", [JSON, ("Set-Cookie", cookie), length, *guard.SECURITY_HEADERS])
+        return [body]
 
     def _token_now(self) -> str:
         """The token; empty (which allows nothing) while its file cannot be read."""

@@ -113,6 +113,10 @@ LOG_EVENTS: dict[str, LogEvent] = {
         "a front has connections.max connections and closes new ones",
         "raise connections.max, and the limit of open files with it",
     ),
+    "console_login_failed": LogEvent(
+        "somebody was not let in to the console",
+        "look at the name and the address of the line; `tailrace user list` shows users",
+    ),
     "console_moved": LogEvent(
         "another program has the console's port; it uses a free one",
         "set http.listen to a port of its own, so that it stays",

@@ -1,6 +1,6 @@
 // The frame: sections by the address's fragment, keys, the link to the appliance, the token.
 import { h } from "./dom.js";
-import { connect, link, login, state, subscribe, token } from "./store.js";
+import { connect, link, login, loginAs, state, subscribe, token } from "./store.js";
 import { overview, processes } from "./overview.js";
 import { topic, topics } from "./topics.js";
 import { group, groups } from "./groups.js";
@@ -56,12 +56,25 @@ document.getElementById("access").addEventListener("click", () => {
   route();
 });
 
+document.getElementById("login").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const form = event.target, told = form.querySelector("[role=alert]");
+  told.textContent = "";
+  try {
+    await loginAs(form.user.value, form.password.value);
+    form.password.value = "";
+    connect();
+    route();
+  } catch (error) { told.textContent = error.message; }
+});
+
 document.getElementById("nav").append(...SECTIONS.map(([section, title]) => h("a", { href: `#/${section}`, "data-section": section }, title)));
 
 subscribe(() => {
   const status = document.getElementById("link");
   status.className = link.status;
-  const text = link.status === "live" ? "live" : "no connection, trying again";
+  document.getElementById("login").hidden = link.status !== "login";
+  const text = { live: "live", login: "please log in" }[link.status] || "no connection, trying again";
   if (status.textContent !== text) status.textContent = text;
   const alert = document.getElementById("alert");
   const offline = state.cluster.offline_count || 0;

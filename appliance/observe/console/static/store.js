@@ -56,24 +56,35 @@ export function connect() {
 
 let hasLoggedIn = false;
 
-// An appliance that requires users takes the token for a session's cookie.
+// An appliance that requires users takes the token, or a user's password, for a session's cookie.
 export async function login() {
   hasLoggedIn = true;
   await answer(await fetch("/api/login", { method: "POST", headers: { Authorization: `Bearer ${token.get()}` } }));
 }
 
+export async function loginAs(name, password) {
+  const bytes = new TextEncoder().encode(`${name}:${password}`);
+  const given = btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join(""));
+  const found = await answer(await fetch("/api/login", { method: "POST", headers: { Authorization: `Basic ${given}` } }));
+  hasLoggedIn = true;
+  token.set(found.token);
+}
+
+async function look() {
+  try { take(await get("/api/state"), true); link.set("live"); } catch (error) { link.set(error.status === 401 ? "login" : "lost"); }
+}
+
 function poll() {
   if (polling) return;
-  polling = setInterval(async () => {
-    try { take(await get("/api/state"), true); link.set("live"); } catch { link.set("lost"); }
-  }, 5000);
+  polling = setInterval(look, 5000);
+  look();
 }
 
 async function answer(response) {
   const text = await response.text();
   let body;
   try { body = JSON.parse(text); } catch { body = { error: text.slice(0, 300) || response.statusText }; }
-  if (!response.ok) throw new Error(body.error || response.statusText);
+  if (!response.ok) throw Object.assign(new Error(body.error || response.statusText), { status: response.status });
   return body;
 }
 

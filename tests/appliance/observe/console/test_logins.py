@@ -34,8 +34,9 @@ def bearer(token: str) -> dict[str, Any]:
     return {"HTTP_AUTHORIZATION": f"Bearer {token}"}
 
 
-def cookie(header: str | Refusal) -> dict[str, Any]:
-    assert isinstance(header, str)
+def cookie(found: tuple[str, dict[str, Any]] | Refusal) -> dict[str, Any]:
+    assert not isinstance(found, Refusal)
+    header, _ = found
     assert "HttpOnly; SameSite=Strict" in header
     return {"HTTP_COOKIE": header.partition(";")[0]}
 
@@ -64,7 +65,7 @@ def test_wrong_tokens_are_limited_and_the_right_one_is_not() -> None:
     found = logins.login(bearer("wrong"))
     assert isinstance(found, Refusal)
     assert found.status.startswith("429")
-    assert isinstance(logins.login(bearer(TOKEN)), str)
+    assert not isinstance(logins.login(bearer(TOKEN)), Refusal)
     clock.now_s = FAILURES_S
     found = logins.login(bearer(""))
     assert isinstance(found, Refusal)
