@@ -451,7 +451,7 @@ def test_aiokafka_writes_and_reads(appliance: EmbeddedAppliance, gateway: str) -
 
 
 @pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed")
-def test_kcat_writes_reads_and_queries(appliance: EmbeddedAppliance, gateway: str) -> None:
+def test_kcat_writes_reads_queries_and_joins_groups(appliance: EmbeddedAppliance, gateway: str) -> None:
     make(appliance, "kcat")
 
     def kcat(*arguments: str, given: str = "") -> str:
@@ -463,6 +463,11 @@ def test_kcat_writes_reads_and_queries(appliance: EmbeddedAppliance, gateway: st
     kcat("-P", "-t", "kcat", "-K:", given="a:1\nb:2\n")
     assert kcat("-C", "-t", "kcat", "-e", "-o", "beginning", "-f", "%k=%s\n") == "a=1\nb=2\n"
     assert kcat("-Q", "-t", "kcat:0:-1") == "kcat [0] offset 2\n"
+    kcat("-P", "-t", "kcat", "-X", "transactional.id=kcat", given="3\n")
+    earliest = ("-q", "-c", "3", "-X", "auto.offset.reset=earliest")
+    for protocol in ("range", "cooperative-sticky"):
+        chosen = ("-X", f"partition.assignment.strategy={protocol}")
+        assert kcat("-G", f"kcat-{protocol}", *earliest, *chosen, "kcat") == "1\n2\n3\n"
 
 
 def test_a_typed_topic_is_json_to_kafka_clients(appliance: EmbeddedAppliance, gateway: str) -> None:
