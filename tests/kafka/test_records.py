@@ -451,7 +451,9 @@ def test_aiokafka_writes_and_reads(appliance: EmbeddedAppliance, gateway: str) -
 
 
 @pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed")
-def test_kcat_writes_reads_queries_and_joins_groups(appliance: EmbeddedAppliance, gateway: str) -> None:
+def test_kcat_writes_reads_queries_and_joins_groups(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
     make(appliance, "kcat")
 
     def kcat(*arguments: str, given: str = "") -> str:

@@ -429,3 +429,39 @@ def test_librdkafka_transforms_a_topic_exactly_once_and_a_removed_member_commits
     assert committed(appliance, target, 2) == [b"0", b"1"]
     with RawKafka(gateway) as client:
         assert offset_of(client, group, source) == (2, 0)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_an_end_whose_answer_was_lost_is_repeated(
+    appliance: EmbeddedAppliance, gateway: str, is_killed: bool
+) -> None:
+    name = f"repeated-end-{is_killed}"
+    topic_id = make(appliance, name)
+    for commits in (True, False):
+        with owner(gateway, name, 2) as one:
+            earlier = one.producer_id, one.epoch
+            assert one.write(name, topic_id, b"%d" % commits) == 0
+            assert one.end(commits) == 0
+            following = one.producer_id, one.epoch
+            assert following != earlier
+            if is_killed:
+                kill_gateway(appliance)
+            with RawKafka(gateway) as client:
+                asked = {"transactional_id": name, "producer_id": earlier[0],
+                         "producer_epoch": earlier[1], "committed": commits}  # fmt: skip
+                for _ in range(2):
+                    found = client.ask(END, 5, asked)
+                    assert found["error_code"] == 0
+                    assert (found["producer_id"], found["producer_epoch"]) == following
+                found = client.ask(END, 5, asked | {"committed": not commits})
+                expected = (
+                    KafkaError.PRODUCER_FENCED if commits else KafkaError.TRANSACTION_ABORTABLE
+                )
+                assert found["error_code"] == expected
+                one.client = client
+                assert one.write(name, topic_id, b"next") == 0
+                assert one.end(True) == 0
+                with RawKafka(gateway) as other:
+                    Owner(other, name, 2)
+                assert client.ask(END, 5, asked)["error_code"] == KafkaError.PRODUCER_FENCED
+    assert committed(appliance, name, 3) == [b"1", b"next", b"next"]

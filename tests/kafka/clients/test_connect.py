@@ -124,7 +124,7 @@ def test_a_file_goes_through_a_topic_to_a_file_exactly_once(
         file.write(numbers(LINES, 2 * LINES))
     with worker.start() as program:
         wait_until(lambda: len(sunk(sink)) >= LINES * 5 // 4, "the connectors go on")
-        for victim in ("tr-groups-0", "tr-worker-0"):
+        for victim in ("tr-kafka-0", "tr-groups-0", "tr-worker-0"):
             kill_and_wait_for_successor(appliance, victim)
         with source.open("a") as file:
             file.write(numbers(2 * LINES, 3 * LINES))

@@ -171,7 +171,10 @@ def test_javas_verifiable_producer_through_kills(
     jars, topic, count = engine_jars(), f"verifiable-{seed}", 20_000
     make(appliance, topic)
     settings = tmp_path / "producer.properties"
-    settings.write_text("linger.ms=1\nreconnect.backoff.max.ms=100\nbatch.size=2000\n")
+    settings.write_text(
+        "linger.ms=1\nreconnect.backoff.max.ms=100\nbatch.size=2000\n"
+        "retries=2147483647\nenable.idempotence=true\n"  # the tool does not retry by itself
+    )
     command = java_command(
         jars, f"{TOOLS}.VerifiableProducer", "--bootstrap-server", gateway, "--topic", topic,
         "--max-messages", str(count), "--throughput", "2000", "--acks", "-1",

@@ -29,6 +29,8 @@ def end_transaction(call: Call) -> Steps:
     """Commit or abort."""
     request = call.request
     error, found = yield from producer_or_error(call, 2)
+    if found is None and error is KafkaError.PRODUCER_FENCED and call.version >= VERSION_2_END:
+        return (yield from _repeated(call))
     if found is None:
         raise RefusedError(error)
     if call.version >= VERSION_2_END or found.is_incomplete:
@@ -68,6 +70,35 @@ def end_transaction(call: Call) -> Steps:
     if answer.code in MEMBER_ERRORS and found.is_version_2:
         raise RefusedError(KafkaError.TRANSACTION_ABORTABLE, answer.sentence)
     raise RefusedError(coordinator_error(answer.code), answer.sentence)
+
+
+def _repeated(call: Call) -> Steps:
+    """Answer an end that was decided before: its answer was lost with the connection or with the
+    gateway. Raises RefusedError: the producer is not the owner, or it was decided otherwise.
+    """
+    request = call.request
+    name = request["transactional_id"]
+    identity = request["producer_id"], request["producer_epoch"]
+    answer = yield call.ask(Api.DESCRIBE_TRANSACTION, {"transactional_id": name})
+    if answer.code is not ErrorCode.OK:
+        raise RefusedError(coordinator_error(answer.code), answer.sentence)
+    current = answer.json()
+    if identity == (current["producer_id"], current["producer_epoch"]):
+        raise RefusedError(KafkaError.PRODUCER_FENCED)
+    asked = {
+        "transactional_id": name, "owner": current["owner"], "producer_id": identity[0],
+        "producer_epoch": identity[1], "outcome": "commit" if request["committed"] else "abort",
+    }  # fmt: skip
+    answer = yield call.ask(Api.END_TRANSACTION, asked)
+    if answer.code is ErrorCode.TRANSACTION_ABORTED:
+        raise RefusedError(KafkaError.TRANSACTION_ABORTABLE, answer.sentence)
+    if answer.code is not ErrorCode.OK:
+        raise RefusedError(KafkaError.PRODUCER_FENCED, answer.sentence)
+    following = answer.json()
+    return {
+        "error_code": KafkaError.NONE, "producer_id": following["producer_id"],
+        "producer_epoch": following["producer_epoch"],
+    }  # fmt: skip
 
 
 def _ended(producer: TransactionalProducer) -> dict[str, Any]:
