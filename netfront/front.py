@@ -27,7 +27,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from netfront.fetch.fetch_service import FetchService
@@ -512,6 +512,13 @@ class Front:
     def end_session_of(self, identity: bytes) -> None:
         """End the session of an identity that belongs to another connection now."""
         self._session_lifecycle.drop_identity(identity)
+
+    def throttle_ns(self, identity: bytes, quotas: Container[str]) -> int:
+        """Time until a client's rates of these quotas allow more, 0 if they do."""
+        session = None if self._quotas is None else self._sessions.by_identity(identity)
+        if self._quotas is None or session is None:
+            return 0
+        return self._quotas.throttle_ns(session, quotas)
 
     def note_failed_login(self, user: str, address: str, reason: str) -> None:
         """Report a login that failed, where sign-ins are audited."""

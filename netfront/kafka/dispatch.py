@@ -55,6 +55,17 @@ logger = logging.getLogger(__name__)
 
 BEFORE_LOGIN = frozenset((API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE))
 PIPELINED_MAX = 16
+MS = 1_000_000
+MUTED_MAX_NS = 1_000_000_000
+THROTTLE_MAX_MS = 30_000
+_REQUESTS = frozenset(("request_rate",))
+_MUTATIONS = _REQUESTS | {"controller_mutation_rate"}
+THROTTLED_BY = {
+    PRODUCE: _REQUESTS | {"producer_byte_rate"},
+    **dict.fromkeys((1, 78), _REQUESTS | {"consumer_byte_rate"}),
+    **dict.fromkeys((19, 20, 37), _MUTATIONS),
+}
+"""API -> the quotas that its clients are told about, beside that of requests."""
 CLIENT_ID_MAX = 200
 CODE_FIELDS = ("error_code", "partition_error_code", "acknowledge_error_code")
 PARTS_DEPTH = 2
@@ -242,6 +253,8 @@ class Dispatcher:
     ) -> None:
         if connection.is_closed:
             return
+        if isinstance(response, dict):
+            self._throttle(connection, exchange, response)
         try:
             exchange.response = _encode(exchange, response)
         except Exception as error:
@@ -251,6 +264,29 @@ class Dispatcher:
             for code in error_codes(response):
                 self._measurements.failed(exchange.api, code)
         self._respond(connection, exchange)
+
+    def _throttle(
+        self, connection: Connection, exchange: Exchange, response: dict[str, Any]
+    ) -> None:
+        """Tell a client beyond a rate how long to wait, and begin none of its requests meanwhile,
+        for MUTED_MAX_NS at most: heartbeats may come behind them.
+        """
+        if connection.peer is None:
+            return
+        quotas = THROTTLED_BY.get(exchange.api, _REQUESTS)
+        wait_ns = self._services.front.throttle_ns(connection.peer.identity, quotas)
+        if wait_ns <= 0:
+            return
+        response["throttle_time_ms"] = min(-(-wait_ns // MS), THROTTLE_MAX_MS)
+        if connection.is_muted:
+            return
+        connection.is_muted = True
+
+        def go_on() -> None:
+            connection.is_muted = False
+            self.waiting.append(connection)
+
+        self._services.timers.add(self._services.now_ns + min(wait_ns, MUTED_MAX_NS), go_on)
 
     def _respond(self, connection: Connection, exchange: Exchange) -> None:
         assert self.listener is not None
@@ -307,6 +343,8 @@ def error_codes(response: dict[str, Any], depth: int = PARTS_DEPTH) -> Iterator[
 
 def _may_begin(connection: Connection) -> bool:
     under_way = connection.exchanges
+    if connection.is_muted:
+        return False
     if not under_way:
         return connection.unsent_bytes < UNSENT_HIGH_BYTES
     if connection.is_blocked or len(under_way) >= PIPELINED_MAX:

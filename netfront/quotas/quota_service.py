@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
@@ -314,6 +314,21 @@ class QuotaService:
             return False
         self._park(quotas, frames)
         return True
+
+    def throttle_ns(self, session: Session, quotas: Container[str]) -> int:
+        """Time until a session's gates of these quotas are open, 0 if they are."""
+        found = session.quota
+        if not isinstance(found, SessionQuotas):
+            return 0
+        now_ns = self._clock.now_ns
+        return max(
+            (
+                gate.bucket.ready_ns(now_ns) - now_ns
+                for gate in found.gates()
+                if gate.quota in quotas
+            ),
+            default=0,
+        )
 
     def _passes(self, quotas: SessionQuotas, api: int, frames: list[bytes]) -> bool:
         """Pay for a message if its gates are open, else wait at the first that is closed."""

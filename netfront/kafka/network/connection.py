@@ -95,6 +95,8 @@ class Connection:
         self.exchanges: deque[Exchange] = deque()
         self.is_blocked = False
         """True while a produce waits for credit: no later request is begun."""
+        self.is_muted = False
+        """True while its user is beyond a rate: it begins no request."""
         self.is_closed = False
         self.is_leaving = False
         """True if it is closed when its responses are sent, and begins no request."""
