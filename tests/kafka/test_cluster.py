@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
 import shutil
 import struct
 import subprocess
 
+import psutil
 import pytest
 
 from netfront.kafka.apis.call import NODE_ID
@@ -167,3 +170,28 @@ def test_kcat_lists_the_cluster(gateway: str) -> None:
         timeout=HANG_LIMIT_S,
     ).stdout  # fmt: skip
     assert f"broker {NODE_ID} at {gateway} (controller)" in found
+
+
+@pytest.mark.long
+@pytest.mark.slow_because("it opens ten thousand connections")
+def test_ten_thousand_connections_are_served_and_take_little_memory(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wished = 10_000
+    if hard < wished + 1_000:
+        pytest.skip(f"this process may open {hard} files: 11,000 are needed")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    process = psutil.Process(gateway_pid(appliance))
+    before = process.memory_info().rss
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(RawKafka(gateway)) for _ in range(wished)]
+        for client in clients:
+            assert client.ask(API_VERSIONS, 0, {})["error_code"] == 0
+        grown = process.memory_info().rss - before
+        assert grown < wished * 20_000
+        assert clients[0].ask(METADATA, 1, ALL)["brokers"]
+        assert gateway_pid(appliance) == process.pid
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with RawKafka(gateway) as client:
+        assert client.ask(METADATA, 1, ALL)["brokers"]

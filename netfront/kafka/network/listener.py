@@ -335,7 +335,9 @@ class Listener:
         for connection in list(self._connections.values()):
             since = connection.incomplete_since_ns
             silent_ns = now_ns - connection.last_active_ns
-            if since and now_ns - since > INCOMPLETE_NS:
+            if since and not connection.is_reading:
+                connection.incomplete_since_ns = now_ns  # the rest is there, and not read yet
+            elif since and now_ns - since > INCOMPLETE_NS:
                 self.refuse(connection, "a request is incomplete for a minute")
             elif silent_ns > (INCOMPLETE_NS if connection.is_ended else IDLE_NS) and (
                 connection.is_ended or not connection.exchanges
