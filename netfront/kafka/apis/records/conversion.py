@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from netfront.kafka.apis.records.tail_cache import TailCache
 from netfront.kafka.wire.codec import Readable
 from shm.messages.lane_messages import Assignment
 from tailrace.format.record_batch.arrow_metadata import SchemaLayout, read_schema
@@ -76,7 +77,7 @@ def _typed_rows(schema: bytes, value_format: str, key_column: str) -> TypedRows:
 
 
 def convert_outgoing(
-    route: Assignment, batches: memoryview, bytes_max: int, compression: str
+    route: Assignment, batches: memoryview, bytes_max: int, compression: str, cache: TailCache
 ) -> Converted:
     """Convert the batches that a fetch has of a partition: the first one, and more until there are
     `bytes_max` bytes, packed with `compression`. Raises KafkaRecordsError: a batch cannot be
@@ -88,6 +89,13 @@ def convert_outgoing(
     while at < len(batches) and (not parts or size < bytes_max):
         header = read_header(batches, at)
         batch = batches[at : at + header.batch_length]
+        kept = cache.find(route, header, compression)
+        if kept is not None:
+            parts.append(kept)
+            size += len(kept)
+            next_offset = header.next_offset
+            at += header.batch_length
+            continue
         message = route.older_schemas.get(header.schema_id, route.schema)
         schema: SchemaLayout = read_schema(message)
         typed = typed_rows_of(route, message)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from netfront.kafka.apis.call import Call, RefusedError
 from netfront.kafka.apis.records.conversion import convert_outgoing, skipped_range
 from netfront.kafka.apis.records.producer_codecs import codec_of
+from netfront.kafka.apis.records.tail_cache import tail_cache
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError, kafka_error
 from shm.messages.lane_messages import Assignment
@@ -157,7 +158,9 @@ def _fill(
     if len(batches):
         try:
             codec = codec_of(call.services, read.route)
-            converted = convert_outgoing(read.route, batches, room, codec)
+            converted = convert_outgoing(
+                read.route, batches, room, codec, tail_cache(call.services)
+            )
         except KafkaRecordsError as error:
             entry["error_code"] = error.code
             return

@@ -18,14 +18,17 @@ from netfront.kafka.apis.call import Call, RefusedError
 from netfront.kafka.apis.pause import pause
 from netfront.kafka.apis.records.conversion import convert_incoming
 from netfront.kafka.apis.records.producer_codecs import note_codec
+from netfront.kafka.apis.records.tail_cache import tail_cache
 from netfront.kafka.apis.transactions.owner import find_writer, note_fenced
 from netfront.kafka.exchange.waiter import Steps, Waiter
 from netfront.kafka.producers.transactional_producer import TransactionalProducer
+from netfront.kafka.wire.codec import Readable
 from netfront.kafka.wire.errors import KafkaError, kafka_error
 from shm.messages.lane_messages import Assignment
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode, code_of
 from tailrace.kafka_records.batch_layout import HEADER_BYTES, read_kafka_header
 from tailrace.kafka_records.errors import KafkaRecordsError
+from tailrace.kernel import keep_message
 from tailrace.protocol import produce_messages
 from tailrace.protocol.frame import PRODUCE_FRAMES_MAX, Api
 from tailrace.protocol.produce_messages import (
@@ -53,6 +56,8 @@ class Part(NamedTuple):
     entry: dict[str, Any]
     """Its entry in the response."""
     batches: list[bytearray]
+    sent: Readable = b""
+    """The records as the client has sent them."""
 
 
 class Group(NamedTuple):
@@ -143,6 +148,7 @@ def collect_results(
             else:
                 results = produce_messages.decode_produced_batches(answer.body[0])
             for (part, batch), result in zip(group.batches, results, strict=True):
+                keep_message(batch)  # its memory is another batch's once nobody sees it
                 is_early = result.error in EARLY and call.services.now_ns < until_ns
                 if writer is not None and (is_early or part in [p for p, _ in later]):
                     later.append((part, batch))
@@ -151,7 +157,7 @@ def collect_results(
         sent = []
         if later:
             yield pause(call.services, CONCURRENT_PAUSE_NS)
-            parts = [Part(part.route, part.entry, [batch]) for part, batch in later]
+            parts = [Part(part.route, part.entry, [batch], part.sent) for part, batch in later]
             request = call.request
             sent = yield from send_parts(call, parts, request["acks"], request["timeout_ms"])
 
@@ -204,7 +210,7 @@ def _convert(
                     ]
                 continue
             note_codec(call.services, route, records)
-            parts.append(Part(route, entry, batches))
+            parts.append(Part(route, entry, batches, records))
         topics.append(
             {"name": topic.get("name"), "topic_id": topic.get("topic_id"),
              "partition_responses": entries}
@@ -230,14 +236,14 @@ def _groups(parts: Sequence[Part], bytes_max: int) -> list[Group]:
     return groups
 
 
-def _body(group: Group, acks: int, timeout_ms: int) -> list[bytes]:
+def _body(group: Group, acks: int, timeout_ms: int) -> list[Readable]:
     entries = [
         ProduceEntry(part.route.topic_id, part.route.partition, 0, len(batch))
         for part, batch in group.batches
     ]
     timeout_ms = max(0, min(timeout_ms, TIMEOUT_MAX_MS))
     head = produce_messages.encode_produce_batches(ProduceBatches(acks, timeout_ms, entries))
-    batches = [bytes(batch) for _, batch in group.batches]
+    batches: list[Readable] = [memoryview(batch) for _, batch in group.batches]
     if len(batches) > PRODUCE_FRAMES_MAX:
         batches = [b"".join(batches)]
     return [head, *batches]
@@ -268,6 +274,10 @@ def _note(
         return
     if entry["base_offset"] < 0:
         entry["base_offset"] = result.base_offset
+        if len(part.sent) and len(part.batches) == 1:
+            tail_cache(call.services).add(
+                part.route, result.base_offset, part.sent, part.batches[0]
+            )
         if part.route.settings.get("message.timestamp.type") == "LogAppendTime":
             entry["log_append_time_ms"] = result.append_time_us // 1000
 

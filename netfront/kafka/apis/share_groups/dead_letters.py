@@ -20,6 +20,7 @@ from netfront.kafka.apis.call import Call
 from netfront.kafka.apis.cluster.topic_creation import wait_for_route
 from netfront.kafka.apis.records.conversion import convert_outgoing
 from netfront.kafka.apis.records.produce import Part, collect_results, send_parts
+from netfront.kafka.apis.records.tail_cache import tail_cache
 from netfront.kafka.apis.share_groups.acknowledgements import acknowledge_runs
 from netfront.kafka.apis.share_groups.sessions import ShareMember
 from netfront.kafka.exchange.waiter import Steps
@@ -153,7 +154,9 @@ def _read(call: Call, route: Assignment, span: tuple[int, int]) -> Steps:
             raise error_for(ErrorCode(entry.error), f"offset {offset} cannot be read")
         following = entry.resume_offset
         if len(batches):
-            converted = convert_outgoing(route, batches, READ_MAX_BYTES, "none")
+            converted = convert_outgoing(
+                route, batches, READ_MAX_BYTES, "none", tail_cache(call.services)
+            )
             found += [
                 record
                 for record in records_of(converted.records, len(converted.records))

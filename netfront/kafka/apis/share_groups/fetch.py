@@ -18,6 +18,7 @@ from netfront.kafka.apis.call import Call, RefusedError
 from netfront.kafka.apis.pause import pause
 from netfront.kafka.apis.records.conversion import convert_outgoing
 from netfront.kafka.apis.records.producer_codecs import codec_of
+from netfront.kafka.apis.records.tail_cache import tail_cache
 from netfront.kafka.apis.share_groups.acknowledgements import (
     acknowledge_runs,
     runs_of_request,
@@ -146,7 +147,7 @@ def _read(
         if len(batches):
             try:
                 codec = codec_of(call.services, route)
-                converted = convert_outgoing(route, batches, room, codec)
+                converted = convert_outgoing(route, batches, room, codec, tail_cache(call.services))
             except KafkaRecordsError as error:
                 entry["error_code"] = error.code
                 break

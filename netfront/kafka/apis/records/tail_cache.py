@@ -1,0 +1,100 @@
+"""The latest batches of Kafka producers as they came: readers at the end of a log get them again
+without a conversion.
+
+Kafka's checksum covers a batch from its attributes on. Base offset and leader epoch lie before
+them, so the bytes of the producer are right for every reader once these two are written.
+
+Owner: one gateway, in memory.
+
+Invariants:
+- A batch is served only for the batch of the log that was made of it: same place, same checksum of
+  the body, same numbers of records, same times. So a log that was cut and written again, or
+  compacted, finds nothing here.
+- The batches have at most BYTES_MAX bytes. The oldest go first.
+
+Crash: readers get converted batches, which have the same records.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from typing import NamedTuple
+
+from netfront.kafka.apis.call import Services
+from netfront.kafka.wire.codec import Readable
+from shm.messages.lane_messages import Assignment
+from tailrace.format.record_batch.batch_header import BatchHeader, read_header
+from tailrace.kafka_records import batch_layout as layout
+from tailrace.kafka_records.compression import CODECS
+
+BYTES_MAX = 8 << 20
+BATCH_MAX_BYTES = 1 << 20
+_BASE_OFFSET = struct.Struct(">q")
+_LEADER_EPOCH, _LEADER_EPOCH_AT = struct.Struct(">i"), 12
+
+
+class _Kept(NamedTuple):
+    batch: bytes
+    codec: str
+    identity: tuple[int, ...]
+
+
+class TailCache:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[bytes, int, int], _Kept] = OrderedDict()
+        self.byte_count = 0
+
+    def add(self, route: Assignment, base_offset: int, sent: Readable, converted: Readable) -> None:
+        """Keep a batch that was appended. `converted`: the batch of the log that it became."""
+        if len(sent) > BATCH_MAX_BYTES or route.typed:
+            return
+        header, ours = layout.read_kafka_header(sent), read_header(converted)
+        is_whole = (
+            layout.length_at(sent, 0) + layout.LENGTH_FROM == len(sent)
+            and header.record_count == ours.record_count
+            and header.base_ms >= 0
+            and (header.base_ms * 1000, header.max_ms * 1000)
+            == (ours.first_timestamp_us, ours.max_timestamp_us)
+            and route.settings.get("message.timestamp.type") != "LogAppendTime"
+        )
+        if not is_whole:
+            return
+        place = route.topic_id, route.partition, base_offset
+        self._drop(place)
+        codec = CODECS[header.attributes & layout.CODEC_MASK]
+        self._kept[place] = _Kept(bytes(sent), codec, _identity(ours))
+        self.byte_count += len(sent)
+        while self.byte_count > BYTES_MAX:
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, place: tuple[bytes, int, int]) -> None:
+        known = self._kept.pop(place, None)
+        if known is not None:
+            self.byte_count -= len(known.batch)
+
+    def find(self, route: Assignment, header: BatchHeader, codec: str) -> bytearray | None:
+        """The batch of Kafka for a batch of the log; None: it has to be converted."""
+        kept = self._kept.get((route.topic_id, route.partition, header.base_offset))
+        if kept is None or kept.codec != codec or kept.identity != _identity(header):
+            return None
+        found = bytearray(kept.batch)
+        _BASE_OFFSET.pack_into(found, 0, header.base_offset)
+        _LEADER_EPOCH.pack_into(found, _LEADER_EPOCH_AT, header.leader_epoch)
+        return found
+
+
+def _identity(header: BatchHeader) -> tuple[int, ...]:
+    return (
+        header.body_crc32c, header.record_count, header.last_offset_delta, header.producer_id,
+        header.producer_epoch, header.base_sequence, header.first_timestamp_us,
+        header.max_timestamp_us,
+    )  # fmt: skip
+
+
+def tail_cache(services: Services) -> TailCache:
+    """The cache of this gateway."""
+    found: TailCache = services.state.setdefault("tail", TailCache())
+    return found
