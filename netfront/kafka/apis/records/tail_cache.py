@@ -22,8 +22,8 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from netfront.kafka.apis.call import Services
-from netfront.kafka.wire.codec import Readable
 from shm.messages.lane_messages import Assignment
+from tailrace.format.crc32c import Readable
 from tailrace.format.record_batch.batch_header import BatchHeader, read_header
 from tailrace.kafka_records import batch_layout as layout
 from tailrace.kafka_records.compression import CODECS
