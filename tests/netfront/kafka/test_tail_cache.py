@@ -19,15 +19,33 @@ from tailrace.format.record_batch.batch_header import (
 )
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message
 from tailrace.kafka_records import batch_layout as layout
+from tailrace.kafka_records.compression import CODECS, pack
 from tailrace.kafka_records.incoming import to_batches
-from tests.tailrace.kafka_records import batches
+from tailrace.kernel.reference_kafka import put_cell, put_zigzag
 
 TOPIC_ID = b"t" * 16
+START_MS = 1_700_000_000_000
 
 
 def kafka_batch(value: bytes, compression: str = "none", count: int = 1) -> bytes:
-    rows: list[batches.Row] = [(b"k", value, 1_700_000_000_000 + row, []) for row in range(count)]
-    return bytes(batches.kafka_batch(rows, compression=compression))
+    records = bytearray()
+    for row in range(count):
+        record = bytearray(1)
+        for number in (row, row):
+            put_zigzag(record, number)
+        for cell in (b"k", value):
+            put_cell(record, cell)
+        put_zigzag(record, 0)
+        put_zigzag(records, len(record))
+        records += record
+    codec = CODECS.index(compression)
+    batch = bytearray(layout.HEADER_BYTES) + pack(codec, memoryview(records))
+    header = layout.KafkaHeader(
+        attributes=codec, last_offset_delta=count - 1, base_ms=START_MS,
+        max_ms=START_MS + count - 1, record_count=count,
+    )  # fmt: skip
+    layout.write_kafka_header(batch, header)
+    return bytes(batch)
 
 
 def route_with(**settings: Any) -> Any:
