@@ -1,17 +1,16 @@
-"""`python -P -m tests.fuzz protocol|files|programs SECONDS [SEED]`: a fuzzer for as long as wanted;
-see `make fuzz`.
-"""
+"""`python -P -m tests.fuzz FUZZER SECONDS [SEED]`: a fuzzer for so long; see `make fuzz`."""
 
 from __future__ import annotations
 
 import sys
 
-from tests.fuzz import files, protocol_fuzzer
+from tests.fuzz import files, kafka, protocol_fuzzer
 from tests.fuzz.program import program_fuzzer
 
 FUZZERS = {
     "protocol": protocol_fuzzer.main,
     "files": files.main,
+    "kafka": kafka.main,
     "programs": program_fuzzer.main,
 }
 

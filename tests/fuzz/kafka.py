@@ -5,7 +5,7 @@ groups). Then it is damaged: lengths, counts, varints and single bytes get other
 cut off, or the frame's size lies. A finding is a gateway that ended, that counted an internal
 error, or that does not answer a good request on another connection.
 
-Run `python -m tests.fuzz.kafka --seconds 600 --seed 1`; a line names the seed of a finding.
+`make fuzz FUZZ=kafka SECONDS=600 SEED=1`; a line names the seed of a finding.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import random
 import struct
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from netfront.kafka.apis.table import APIS
@@ -146,12 +147,12 @@ def internal_errors(appliance: EmbeddedAppliance) -> list[str]:
         return [line for line in log if "internal_error" in line or "Traceback" in line]
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Search for the given time."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
+    parser.add_argument("seconds", type=float, nargs="?", default=60)
+    parser.add_argument("seed", type=int, nargs="?", default=1)
+    given = parser.parse_args(arguments)
     appliance = start_embedded(settings={"kafka.listen": "127.0.0.1:0"})
     seed, until = given.seed * 1_000_000, time.monotonic() + given.seconds
     try:
