@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import uuid
-from functools import partial
 
 import pytest
 
@@ -22,31 +20,9 @@ from appliance.backup.target.object_store import DAMAGED, MARKER, ObjectStore, o
 from appliance.backup.target.overlap import refuse_overlap
 from appliance.backup.verify import verify
 from tailrace.format.directory import checked_json
+from tests.appliance.backup.kit import INSTANCE, backed_up, begun
 
-INSTANCE = "ab" * 16
 TOPIC = "cd" * 16
-
-
-@pytest.fixture(params=["directory", "url"])
-def place(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
-    if request.param == "directory":
-        return str(tmp_path / "target")
-    pytest.importorskip("fsspec")
-    return f"memory://{uuid.uuid4().hex}/target"
-
-
-def begun(place: str) -> ObjectStore:
-    store = ObjectStore(open_target(place), None)
-    store.target.lock()
-    store.begin(INSTANCE)
-    return store
-
-
-def backed_up(store: ObjectStore, number: int, *contents: bytes) -> Manifest:
-    manifest = Manifest(f"{number:08d}-20270101T000000.000000Z", number, "1", INSTANCE, 0, number)
-    manifest.objects = [store.put(partial(iter, [content]))[0] for content in contents]
-    store.put_manifest(manifest)
-    return manifest
 
 
 def damage(store: ObjectStore, name: str) -> None:

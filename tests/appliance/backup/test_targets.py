@@ -7,44 +7,20 @@ import pathlib
 import time
 import uuid
 from collections.abc import Iterator
-from functools import partial
 
 import orjson
 import pytest
 
 from appliance.backup.errors import BackupError
-from appliance.backup.manifest import Manifest, Part, StoredObject
+from appliance.backup.manifest import Part, StoredObject
 from appliance.backup.target.local_target import LocalTarget
 from appliance.backup.target.object_store import MARKER, ObjectStore, open_target
 from appliance.backup.target.url_target import LOCK_STALE_S, UrlTarget
 from tailrace.format.directory import checked_json
+from tests.appliance.backup.kit import INSTANCE, backed_up, begun
 from tests.kit.hosts.file_systems import small_file_system
 
-INSTANCE = "ab" * 16
 Target = LocalTarget | UrlTarget
-
-
-@pytest.fixture(params=["directory", "url"])
-def place(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
-    if request.param == "directory":
-        return str(tmp_path / "target")
-    pytest.importorskip("fsspec")
-    return f"memory://{uuid.uuid4().hex}/target"
-
-
-def begun(place: str) -> ObjectStore:
-    store = ObjectStore(open_target(place), None)
-    store.target.lock()
-    store.begin(INSTANCE)
-    return store
-
-
-def add(store: ObjectStore, number: int, *contents: bytes) -> Manifest:
-    objects = [store.put(partial(iter, [content]))[0] for content in contents]
-    manifest = Manifest(f"{number:08d}-20270101T000000.000000Z", number, "1", INSTANCE, 0, number)
-    manifest.objects = objects
-    store.put_manifest(manifest)
-    return manifest
 
 
 def read(store: ObjectStore, stored: StoredObject, start: int, length: int) -> bytes:
@@ -53,7 +29,7 @@ def read(store: ObjectStore, stored: StoredObject, start: int, length: int) -> b
 
 def test_objects_and_manifests_are_read_back(place: str) -> None:
     store = begun(place)
-    manifest = add(store, 1, b"first", bytes(9_000_000), b"")
+    manifest = backed_up(store, 1, b"first", bytes(9_000_000), b"")
     assert [read(store, each, 0, each.size) for each in manifest.objects] == [
         b"first", bytes(9_000_000), b"",
     ]  # fmt: skip
@@ -75,9 +51,9 @@ def test_content_that_is_there_is_not_sent_again(place: str) -> None:
 
 def test_keep_removes_what_only_removed_backups_need(place: str) -> None:
     store = begun(place)
-    add(store, 1, b"old", b"shared")
-    add(store, 2, b"shared", b"middle")
-    newest = add(store, 3, b"shared", b"new")
+    backed_up(store, 1, b"old", b"shared")
+    backed_up(store, 2, b"shared", b"middle")
+    newest = backed_up(store, 3, b"shared", b"new")
     assert store.keep(1) == 2
     assert store.backup_ids() == [newest.backup_id]
     assert len(store.target.names("objects")) == 2
@@ -106,7 +82,7 @@ def test_another_appliance_and_other_files_are_refused(place: str) -> None:
 
 def test_damage_is_found_when_it_is_read(place: str) -> None:
     store = begun(place)
-    manifest = add(store, 1, b"content")
+    manifest = backed_up(store, 1, b"content")
     [path] = store.target.names("objects")
     for wrong in (b"contenu", b"cont", b""):
         store.target.put(path, [wrong])
@@ -120,8 +96,8 @@ def test_damage_is_found_when_it_is_read(place: str) -> None:
 
 def test_a_damaged_manifest_is_passed_over_and_keeps_its_objects(place: str) -> None:
     store = begun(place)
-    first = add(store, 1, b"first")
-    second = add(store, 2, b"second")
+    first = backed_up(store, 1, b"first")
+    second = backed_up(store, 2, b"second")
     store.target.put(f"backups/{second.backup_id}.json", [b"half a mani"])
     assert store.newest() == first
     with pytest.raises(BackupError, match="damaged"):
@@ -131,7 +107,7 @@ def test_a_damaged_manifest_is_passed_over_and_keeps_its_objects(place: str) -> 
 
 def test_a_later_format_is_refused_with_what_to_do(place: str) -> None:
     store = begun(place)
-    manifest = add(store, 1, b"first")
+    manifest = backed_up(store, 1, b"first")
     content = orjson.loads(manifest.encode())["content"]
     later = checked_json.encode({**content, "format": 3, "version": "9.1"})
     store.target.put(f"backups/{manifest.backup_id}.json", [later])
@@ -164,7 +140,7 @@ def test_the_lock_of_a_killed_backup_at_a_url_is_taken_over() -> None:
 def test_a_full_target_leaves_the_backup_before_and_nothing_half(tmp_path: pathlib.Path) -> None:
     with small_file_system(tmp_path, 4) as disk:
         store = begun(str(disk / "target"))
-        first = add(store, 1, os.urandom(1 << 20))
+        first = backed_up(store, 1, os.urandom(1 << 20))
 
         def too_much() -> Iterator[bytes]:
             yield from (bytes([number]) * (1 << 20) for number in range(8))
@@ -200,8 +176,8 @@ def test_a_first_backup_that_was_killed_at_once_does_not_block_the_target(
 
 def test_a_reader_keeps_objects_from_being_removed(tmp_path: pathlib.Path) -> None:
     store = begun(str(tmp_path / "target"))
-    add(store, 1, b"old")
-    add(store, 2, b"new")
+    backed_up(store, 1, b"old")
+    backed_up(store, 2, b"new")
     with store.target.reading():
         assert store.keep(1) == 0
     assert store.keep(1) == 1

@@ -6,7 +6,7 @@ Owner: one ProgramRun (`tests.fuzz.program.run`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from tailrace.aio import AsyncConsumer
 from tailrace.core.errors import InvalidRecordError, InvalidRequestError, TailraceError
 from tests.fuzz.program.calls import PATIENCE_S, Fuse, Planted
 from tests.fuzz.program.clients import LOOPED, NOTHING, BodyError, Client
+from tests.fuzz.program.loops import run_loop, run_loop_async
 from tests.fuzz.program.model import Key, Reader, expect
 from tests.fuzz.program.operations import Operation
 from tests.fuzz.program.world import World
@@ -202,60 +203,25 @@ class ConsumerClient(Client):
 
     def loop(self, operation: Operation, count: int, body: str, end: str) -> None:
         """`for record in consumer`, left by `break` or by an exception of its body."""
-        self._read(
-            operation,
-            (lambda: self._loop_async(count, body, end))
-            if self.is_async
-            else (lambda: self._loop(count, body, end)),
-            patience_s=PATIENCE_S,
-        )
+        call, turn = run_loop_async if self.is_async else run_loop, partial(self._turn, body)
+        self._read(operation, lambda: call(self.client, count, end, turn), patience_s=PATIENCE_S)
 
     def _in_loop(self, record: Record) -> None:
         """The body begins. The loop has asked for this record, and perhaps for the next ones."""
         self.model.asks()
         self._take([record])
 
-    def _loop(self, count: int, body: str, end: str) -> Any:
-        turns: list[Any] = []
-        for record in self.client:
-            turns.append(record)
-            self._in_loop(record)
-            if body == "poll":
-                self.model.asks()
-                found = self.client.poll(0, 2)
-                self._take(found)
-            elif body == "commit" and self._group is not None:
-                self.model.commits(None, is_certain=False)
-                self.client.commit()
-                self.model.commits(None, is_certain=True)
-            elif body == "positions":
-                self._check_positions(self.client.positions())
-            if len(turns) == count:
-                if end == "exception":
-                    raise BodyError
-                break
-        return LOOPED
-
-    async def _loop_async(self, count: int, body: str, end: str) -> Any:
-        turns: list[Any] = []
-        async for record in self.client:
-            turns.append(record)
-            self._in_loop(record)
-            if body == "poll":
-                self.model.asks()
-                found = await self.client.poll(0, 2)
-                self._take(found)
-            elif body == "commit" and self._group is not None:
-                self.model.commits(None, is_certain=False)
-                await self.client.commit()
-                self.model.commits(None, is_certain=True)
-            elif body == "positions":
-                self._check_positions(await self.client.positions())
-            if len(turns) == count:
-                if end == "exception":
-                    raise BodyError
-                break
-        return LOOPED
+    def _turn(self, body: str, record: Record) -> Generator[Any, Any, None]:
+        self._in_loop(record)
+        if body == "poll":
+            self.model.asks()
+            self._take((yield self.client.poll(0, 2)))
+        elif body == "commit" and self._group is not None:
+            self.model.commits(None, is_certain=False)
+            yield self.client.commit()
+            self.model.commits(None, is_certain=True)
+        elif body == "positions":
+            self._check_positions((yield self.client.positions()))
 
     # ---- positions -----------------------------------------------------------------------------
 

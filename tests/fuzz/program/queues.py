@@ -5,7 +5,8 @@ Owner: one ProgramRun (`tests.fuzz.program.run`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any
 
 from tailrace import ShareConsumer
@@ -13,6 +14,7 @@ from tailrace.aio import AsyncShareConsumer
 from tailrace.core.errors import InvalidRecordError, InvalidRequestError, TailraceError
 from tests.fuzz.program.calls import PATIENCE_S, Fuse
 from tests.fuzz.program.clients import LOOPED, NOTHING, BodyError, Client
+from tests.fuzz.program.loops import run_loop, run_loop_async
 from tests.fuzz.program.model import Place, expect
 from tests.fuzz.program.operations import Operation
 from tests.fuzz.program.queue_model import QueueReader, Word
@@ -101,8 +103,10 @@ class QueueClient(Client):
     def loop(self, operation: Operation, count: int, body: str, end: str) -> None:
         """`for record in consumer`, left by `break` or by an exception of its body."""
         self._place_in_loop, self._has_asked = None, False
-        call = self._loop_async if self.is_async else self._loop
-        found = self._read(operation, lambda: call(count, body, end), patience_s=PATIENCE_S)
+        call, turn = run_loop_async if self.is_async else run_loop, partial(self._turn, body)
+        found = self._read(
+            operation, lambda: call(self.client, count, end, turn), patience_s=PATIENCE_S
+        )
         self._ends_loop(found, self._place_in_loop)
 
     def _ends_loop(self, found: Any, place: Place | None) -> None:
@@ -131,39 +135,14 @@ class QueueClient(Client):
         self.model.asks()
         self._take(records, in_loop=False)
 
-    def _loop(self, count: int, body: str, end: str) -> Any:
-        turns: list[Any] = []
-        for record in self.client:
-            turns.append(record)
-            self._in_loop(record)
-            if body == "poll":
-                self._in_body(self.client.poll(0, 2))
-            elif body == "commit":
-                self.model.commits(is_certain=False)
-                self.client.commit()
-                self.model.commits(is_certain=True)
-            if len(turns) == count:
-                if end == "exception":
-                    raise BodyError
-                break
-        return LOOPED
-
-    async def _loop_async(self, count: int, body: str, end: str) -> Any:
-        turns: list[Any] = []
-        async for record in self.client:
-            turns.append(record)
-            self._in_loop(record)
-            if body == "poll":
-                self._in_body(await self.client.poll(0, 2))
-            elif body == "commit":
-                self.model.commits(is_certain=False)
-                await self.client.commit()
-                self.model.commits(is_certain=True)
-            if len(turns) == count:
-                if end == "exception":
-                    raise BodyError
-                break
-        return LOOPED
+    def _turn(self, body: str, record: Any) -> Generator[Any, Any, None]:
+        self._in_loop(record)
+        if body == "poll":
+            self._in_body((yield self.client.poll(0, 2)))
+        elif body == "commit":
+            self.model.commits(is_certain=False)
+            yield self.client.commit()
+            self.model.commits(is_certain=True)
 
     # ---- acknowledging -------------------------------------------------------------------------
 
