@@ -38,11 +38,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import orjson
-
+from appliance.groups.agent.deletion import GroupDeletion
+from appliance.groups.agent.transaction_effects import TransactionEffects, no_offsets
 from appliance.groups.base.assignor_plugins import Assignors
-from appliance.groups.base.limits import DELETED_AT_ONCE_MAX, GroupLimits
-from appliance.groups.base.members import JOIN_EPOCH, Member, members_text
+from appliance.groups.base.limits import GroupLimits
+from appliance.groups.base.members import JOIN_EPOCH, Member
 from appliance.groups.base.messages import (
     Answer,
     GroupFailure,
@@ -72,7 +72,7 @@ from appliance.groups.consumer.hash_slot_handover import HandOvers
 from appliance.groups.consumer.heartbeats import Heartbeats
 from appliance.groups.consumer.membership import Sessions
 from appliance.groups.consumer.offset_expiry import OffsetExpiry
-from appliance.groups.consumer.offset_requests import OffsetRequests, PreparedCommit
+from appliance.groups.consumer.offset_requests import OffsetRequests
 from appliance.groups.consumer.prepared_offsets import PreparedOffsets
 from appliance.groups.consumer.start_offsets import StartOffsets
 from appliance.groups.store.group_store import GroupStore
@@ -82,7 +82,6 @@ from appliance.groups.transactions.operations.ending import OffsetCommits
 from shm.messages.lane_messages import PRODUCER_OWNERS
 from shm.runtime.elapsed_time import MARK_ALONE_MS
 from tailrace.core.errors import (
-    GroupNotEmptyError,
     InvalidGroupError,
     InvalidRequestError,
     NotSupportedError,
@@ -158,22 +157,20 @@ class GroupService:
             self._prepared_offsets,
         )  # fmt: skip
         self._expiry = OffsetExpiry(store, topics, limits, now_ns)
+        self._deletion = GroupDeletion(
+            self._table, self._book, self._prepared_offsets, self._classic, share, self._suspended
+        )
+        effects = TransactionEffects(
+            self._table, self._offset_requests, self._prepared_offsets, share, self._suspended,
+            lambda: self._now_ns,
+        )  # fmt: skip
         self._table.load(now_ns)
         self._begin(now_ns)
         self.transactions = (
             None
             if transactions is None
             else transactions(
-                OffsetCommits(
-                    self._prepare_offsets,
-                    self._offset_requests.apply,
-                    self._suspended.check,
-                    self._offset_requests.reserve,
-                    self._offset_requests.apply_reserved,
-                    self._prepared_offsets,
-                    self._prepare_acknowledgements,
-                    self._apply_acknowledgements,
-                ),
+                effects.for_coordinator(),
                 Times(self._wall_ms, self._elapsed_ms),
             )
         )
@@ -227,7 +224,7 @@ class GroupService:
         elif api == Api.LIST_GROUPS:
             self._outgoing.answer(requester, ANY, self._describing.list_groups(request))
         elif api == Api.DELETE_GROUPS:
-            self._delete_groups(requester, request, now_ns)
+            self._outgoing.answer(requester, ANY, self._deletion.delete_all(request, now_ns))
         elif api in TRANSACTION_APIS:
             if self.transactions is None:
                 raise NotSupportedError("this appliance has no transactions")
@@ -237,38 +234,12 @@ class GroupService:
             self._suspended.check(name)
             if self._share is not None and self._share.has(name):
                 if api == Api.COMMIT_OFFSETS:
-                    raise _no_offsets(name)
+                    raise no_offsets(name)
                 self._share.handle(requester, api, request, now_ns)
             else:
                 self._outgoing.answer(requester, name, self._of_consumer_group(api, name, request))
         else:
             raise InvalidRequestError(f"API {api} is not served by the group coordinator")
-
-    def _prepare_offsets(self, request: dict[str, Any]) -> PreparedCommit:
-        """Check the offsets of one group in a transaction. Changes nothing. Raises
-        TailraceError.
-        """
-        name = group_in(request)
-        self._suspended.check(name)
-        if self._is_share(name):
-            raise _no_offsets(name)
-        return self._offset_requests.prepare(name, request)
-
-    def _prepare_acknowledgements(self, request: dict[str, Any]) -> Any:
-        """Check the acknowledgements of one share member in a transaction. Changes nothing. Raises
-        TailraceError.
-        """
-        name = group_in(request)
-        self._suspended.check(name)
-        if self._share is None or self._table.get(name) is not None:
-            raise InvalidGroupError(
-                f"{shown(name)} is no share group: only share groups acknowledge records"
-            )
-        return self._share.prepare(name, request)
-
-    def _apply_acknowledgements(self, prepared: Any) -> None:
-        if self._share is not None:
-            self._share.apply(prepared, self._now_ns)
 
     def _heartbeat(self, requester: Requester, request: dict[str, Any], now_ns: int) -> None:
         if request.get("kind") == CLASSIC:
@@ -365,45 +336,6 @@ class GroupService:
         self._expiry.topics_changed(now_ns)
         if self._share is not None:
             self._share.topics_changed(now_ns, self._suspended.until)
-
-    # ---- deletion --------------------------------------------------------------------------------
-
-    def _delete_groups(self, requester: Requester, request: dict[str, Any], now_ns: int) -> None:
-        names = request.get("groups")
-        if not isinstance(names, list) or len(names) > DELETED_AT_ONCE_MAX:
-            raise InvalidRequestError(
-                f"the request needs a list `groups` of at most {DELETED_AT_ONCE_MAX} names"
-            )
-        results = []
-        for name in names:
-            code, message = 0, ""
-            try:
-                self._delete_group(group_in({"group": name}), now_ns)
-            except TailraceError as error:
-                code, message = int(error.code), error.detail
-            results.append(
-                {
-                    "group": name if isinstance(name, str) else shown(name),
-                    "code": code,
-                    "message": message,
-                }
-            )
-        self._outgoing.answer(requester, ANY, orjson.dumps({"results": results}))
-
-    def _delete_group(self, name: str, now_ns: int) -> None:
-        self._suspended.check(name)
-        self._classic.check_empty(name, now_ns)
-        if self._share is not None and self._share.has(name):
-            self._share.delete(name, now_ns)
-            return
-        group = self._table.get(name)
-        if group is None:
-            raise UnknownGroupError(f"there is no group {shown(name)}")
-        if group.members:
-            raise GroupNotEmptyError(f"the group {name} has {members_text(group.members)}")
-        self._prepared_offsets.check_group(name)
-        self._book.settle()
-        self._table.delete(group)
 
     # ---- time ------------------------------------------------------------------------------------
 
@@ -515,13 +447,6 @@ class GroupService:
             self._share.rolled_back(now_ns, error, group)
         if self.transactions is not None:
             self.transactions.rolled_back(now_ns, error)
-
-
-def _no_offsets(name: str) -> InvalidGroupError:
-    return InvalidGroupError(
-        f"{shown(name)} is a share group: its members acknowledge records, they do not commit "
-        "offsets"
-    )
 
 
 TRANSACTION_APIS = frozenset(
