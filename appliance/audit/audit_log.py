@@ -22,13 +22,11 @@ from typing import Any
 import orjson
 
 from appliance.audit.chain import ZERO, check_line, encode_line, line_hash
-from appliance.data.credentials import credential
+from appliance.data.credentials import named_credential
 
 PREFIX, SUFFIX = "audit-", ".jsonl"
 HEAD = "audit-head.json"
 MODE = 0o600
-CREDENTIAL = "credential:"
-"""Begin of the name of a key file that systemd gives."""
 
 
 def file_name(seq: int) -> str:
@@ -46,10 +44,8 @@ def read_key(path: str) -> bytes:
     """The content of a key file, without white space around it. Raises OSError, ValueError."""
     if not path:
         return b""
-    if path.startswith(CREDENTIAL):
-        given = credential(path.removeprefix(CREDENTIAL))
-        if given is None:
-            raise ValueError(f"there is no {path}; add LoadCredential= to the unit")
+    given = named_credential(path)
+    if given is not None:
         key = given.strip()
     else:
         with open(path, "rb") as file:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from appliance.backup.errors import BackupError
+from appliance.data.credentials import named_credential
 
 MAGIC = b"TRBE\x01\x00\x00\x00"
 SALT_BYTES = 16
@@ -34,18 +35,27 @@ KEY_BYTES = 32
 
 
 def read_key(path: str) -> bytes:
-    """The key of a key file: 32 bytes, or their hexadecimal or base64 digits. Raises BackupError,
+    """The key of a key file, or of `credential:NAME`: 32 bytes, or their hexadecimal or base64
+    digits. Raises BackupError,
     OSError.
     """
+    given = named_credential(path)
+    return _key_of(path, _content(path) if given is None else given)
+
+
+def _content(path: str) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if stat.S_IMODE(os.fstat(fd).st_mode) & 0o077:
             raise BackupError(
                 f"other users may read the key file {path}: forbid it (chmod 0600 {path})."
             )
-        raw = os.read(fd, 1024)
+        return os.read(fd, 1024)
     finally:
         os.close(fd)
+
+
+def _key_of(path: str, raw: bytes) -> bytes:
     for decode in (bytes.fromhex, _base64):
         try:
             key = decode(raw.decode("ascii").strip())

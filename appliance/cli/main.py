@@ -72,6 +72,10 @@ _COMMANDS = {
         "appliance.cli.commands.users.server_key",
         "Show the key that proves the appliance to its clients.",
     ),
+    "token": (
+        "appliance.cli.commands.users.token",
+        "Add, list and remove tokens by which scrapers read the metrics.",
+    ),
     "acl": ("appliance.cli.commands.users.acl", "Add, list, remove and test rules of access."),
     "perf": ("appliance.cli.perf.command", "Measure throughput and latency, as Kafka's tools do."),
     "log": ("appliance.cli.commands.topics.log", "Show and verify segment files, offline."),

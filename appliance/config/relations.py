@@ -140,8 +140,26 @@ def _addresses(settings: Settings) -> Iterator[Conflict]:
             split_host_port(settings.http_listen)
         except InvalidSettingError as error:
             yield Conflict(("http.listen",), error.detail)
+        else:
+            yield from _open_console(settings)
     yield from _kafka_addresses(settings)
     yield from _kafka_security(settings)
+
+
+def _open_console(settings: Settings) -> Iterator[Conflict]:
+    """Without users whoever reaches the console reads all records and sees all that is in it."""
+    if (
+        open_addresses([f"tcp://{settings.http_listen}"])
+        and not settings.is_secured
+        and not settings.security_trusted_network
+    ):
+        yield Conflict(
+            ("http.listen", "security.enabled"),
+            f"http.listen is {settings.http_listen!r}, which other hosts reach, and this appliance "
+            "has no users: whoever reaches the console could read every record. Listen on "
+            "127.0.0.1, set security.enabled = true (then the console has a login), or say "
+            "security.trusted_network = true if you vouch for everybody in that network",
+        )
 
 
 def _kafka_addresses(settings: Settings) -> Iterator[Conflict]:

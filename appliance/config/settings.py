@@ -498,7 +498,8 @@ class Settings:
     )
     backup_key_file: str = setting(
         "",
-        "File with the key that encrypts these backups. Empty: they are not encrypted.",
+        "File with the key that encrypts these backups; `credential:NAME` for a credential of "
+        "systemd. Empty: they are not encrypted.",
         name="backup.key_file",
     )
     backup_keep: int = setting(

@@ -17,6 +17,7 @@ import os
 
 VARIABLE = "CREDENTIALS_DIRECTORY"
 PREFIX = "credential:"
+"""Begin of the path of a key file that names a credential instead."""
 BYTES_MAX = 64 << 10
 
 
@@ -25,6 +26,16 @@ def credential_path(setting: str) -> str:
     if not setting.startswith(PREFIX):
         return setting
     return os.path.join(os.environ.get(VARIABLE, ""), setting.removeprefix(PREFIX))
+
+
+def named_credential(path: str) -> bytes | None:
+    """The secret of `credential:NAME`; None: the path is that of a file. Raises OSError."""
+    if not path.startswith(PREFIX):
+        return None
+    found = credential(path.removeprefix(PREFIX))
+    if found is None:
+        raise OSError(f"there is no {path}; add LoadCredential= to the unit")
+    return found
 
 
 def credential(name: str) -> bytes | None:

@@ -43,9 +43,11 @@ THERE_ARE = "there are /, /metrics, /health/live and /health/ready"
 def pages(
     states: ProcessStates, address: Callable[[], str], site: LazySite, topics_max: int,
     logins: Callable[[], Logins] | None = None,
+    is_scraper: Callable[[str], bool] = lambda _token: False,
 ) -> Page:  # fmt: skip
     """The WSGI application. `address`: a front's. `logins`: of an appliance that requires users:
-    without one only its health, and the page's empty frame, are served.
+    without one only its health, and the page's empty frame, are served. `is_scraper`: True for a
+    token that lets its holder read the metrics.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(StateCollector(states, address, topics_max))
@@ -54,7 +56,8 @@ def pages(
     def page(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         if logins is not None and not path.startswith(OPEN) and path != "/":
-            refusal = logins().refuse(environ)
+            is_metrics = path == "/metrics" and is_scraper(_bearer_of(environ))
+            refusal = None if is_metrics else logins().refuse(environ)
             if refusal is not None:
                 return _refused(refusal, start_response)
             environ[MAY_CHANGE] = logins().may_change(environ)
@@ -89,6 +92,11 @@ def pages(
         return [b"there are GET and HEAD\n"]
 
     return answer
+
+
+def _bearer_of(environ: dict[str, Any]) -> str:
+    scheme, _, token = str(environ.get("HTTP_AUTHORIZATION", "")).partition(" ")
+    return token.strip() if scheme == "Bearer" else ""
 
 
 def _refused(refusal: Refusal, start_response: StartResponse) -> Iterable[bytes]:
@@ -183,9 +191,19 @@ class HttpService(WSGIServer):
                 self._logins = Logins(Token(data_dir).read, time.monotonic, users)
             return self._logins
 
+        def is_scraper(token: str) -> bool:
+            if not token:
+                return False
+            from appliance.observe.console.scraper_tokens import METRICS, is_allowed
+
+            return is_allowed(data_dir, token, METRICS, time.time_ns() // 1_000)
+
         self.set_app(
-            pages(states, address, LazySite(make_site), topics_max, logins if is_secured else None)
-        )
+            pages(
+                states, address, LazySite(make_site), topics_max, logins if is_secured else None,
+                is_scraper,
+            )
+        )  # fmt: skip
         self.connections = connections
 
     def answer(self, connection: socket.socket, client: Any) -> None:

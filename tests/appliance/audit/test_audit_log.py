@@ -195,7 +195,7 @@ def test_keys_come_from_files_and_credentials_and_short_ones_are_refused(
     assert read_key(str(tmp_path / "key")) == KEY
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     assert read_key("credential:key") == KEY
-    with pytest.raises(ValueError, match="add LoadCredential="):
+    with pytest.raises(OSError, match="add LoadCredential="):
         read_key("credential:other")
     (tmp_path / "key").write_bytes(b"short")
     with pytest.raises(ValueError, match="at least 16"):
