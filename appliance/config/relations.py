@@ -18,6 +18,7 @@ from shm.memory.layout import FLUSHERS_MAX, FRONTS_MAX, WORKERS_MAX
 from shm.rights.certificate_names import PrincipalRules
 from shm.rights.kafka_listeners import (
     PLAINTEXT,
+    PROTOCOLS,
     SASL_PLAINTEXT,
     SSL,
     KafkaListener,
@@ -170,12 +171,15 @@ def _kafka_addresses(settings: Settings) -> Iterator[Conflict]:
                 f"kafka.listen has {address!r}; write HOST:PORT, such as 127.0.0.1:9092, or "
                 "PROTOCOL://HOST:PORT",
             )
-    advertised = settings.kafka_advertised
-    if advertised and (not _is_host_and_port(advertised) or advertised.endswith(":0")):
-        yield Conflict(
-            ("kafka.advertised",),
-            f"kafka.advertised is {advertised!r}; write the HOST:PORT that clients can reach",
-        )
+    for part in filter(None, settings.kafka_advertised.split(",")):
+        protocol, separator, address = part.strip().rpartition("://")
+        is_known = not separator or protocol.upper() in PROTOCOLS
+        if not is_known or not _is_host_and_port(address) or address.endswith(":0"):
+            yield Conflict(
+                ("kafka.advertised",),
+                f"kafka.advertised has {part!r}; write the HOST:PORT that clients can reach, or "
+                "PROTOCOL://HOST:PORT for each protocol of kafka.listen, with commas between",
+            )
     if settings.front_count > FRONTS_MAX:
         yield Conflict(
             ("fronts", "kafka.listen"),

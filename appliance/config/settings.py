@@ -154,8 +154,9 @@ class Settings:
     )
     kafka_advertised: str = setting(
         "",
-        "HOST:PORT that Kafka clients are told to connect to. Empty: the address that each has "
-        "connected to.",
+        "HOST:PORT that Kafka clients are told to connect to, or PROTOCOL://HOST:PORT for each "
+        "protocol of `kafka.listen`, with commas between. Empty: the address that each has connected "
+        "to.",
         name="kafka.advertised",
     )
     kafka_num_partitions: int = setting(

@@ -50,6 +50,17 @@ def kafka_listener(text: str, *, has_users: bool, has_certificate: bool) -> Kafk
     return KafkaListener(name.upper(), address)
 
 
+def advertised_for(text: str, protocol: str) -> str:
+    """The HOST:PORT that clients of a protocol are told, of the setting's list `HOST:PORT` or
+    `PROTOCOL://HOST:PORT,...`. "": the one that each has connected to.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    for part in parts:
+        if part.upper().startswith(f"{protocol}://"):
+            return without_protocol(part)
+    return next((part for part in parts if "://" not in part), "")
+
+
 def without_protocol(text: str) -> str:
     """HOST:PORT of a listener's text."""
     return text.rpartition("://")[2]

@@ -83,6 +83,8 @@ NEAR, FAR = ["tcp://127.0.0.1:1", "ipc:///run/x"], ["tcp://127.0.0.1:1", "tcp://
              "kafka_tls_client_ca": "a"},
             True, "",
         ),
+        ({"listen": NEAR, "kafka_advertised": "SSL://h:1,SASL_SSL://h:2"}, False, ""),
+        ({"listen": NEAR, "kafka_advertised": "h:1,TLS://h:2"}, False, "kafka.advertised has"),
         ({"listen": NEAR, "kafka_tls_client_auth": "required"}, False, "names no authority"),
         ({"listen": NEAR, "kafka_tls_principal_rules": ["RULE:(/$1/"]}, False, "is not valid"),
         ({"listen": NEAR, "kafka_tls_principal_rules": ["CN"]}, False, "RULE:PATTERN"),

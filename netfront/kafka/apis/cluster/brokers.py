@@ -7,13 +7,16 @@ from typing import Any
 from netfront.kafka.apis.call import NODE_ID, Call
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.network.listener import split_address
+from shm.rights.kafka_listeners import advertised_for
 
 ALL_CLUSTER_OPERATIONS = 0b0001_1111_1010_0000
 
 
 def host_and_port(call: Call) -> tuple[str, int]:
     """The address for clients: `kafka.advertised`, or the one that this client connected to."""
-    advertised = call.services.settings["kafka.advertised"]
+    advertised = advertised_for(
+        call.services.settings["kafka.advertised"], call.connection.protocol
+    )
     return split_address(advertised) if advertised else call.connection.local
 
 
