@@ -25,21 +25,27 @@ Invariants:
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 from netfront.fetch.log.isolation import Isolation, end_of
 from netfront.fetch.log.log_reader import LogReader
 from netfront.fetch.log.read_result import ColdRead, Place
-from netfront.fetch.lookup.decompression import MAGIC_BYTES, PIECE_BYTES, UnpackError, unpacker_for
+from netfront.fetch.lookup.decompression import UnpackError
+from netfront.fetch.lookup.stored_columns import (
+    UNITS_OF_A_PIECE,
+    VALUE_BYTES,
+    StoredBatch,
+    StoredBuffer,
+    UnreadableColumnError,
+    first_null,
+    number_at,
+)
 from netfront.session.time_slicing import UNITS_OF_A_FILE
 from shm.messages.lane_messages import Assignment
 from shm.tables.partition_table import PartitionState
 from tailrace.format.record_batch.arrow_metadata import (
     ArrowMetadataError,
-    RecordBatchMetadata,
     nodes_of,
     read_record_batch,
 )
@@ -56,17 +62,13 @@ from tailrace.format.record_batch.batch_header import (
 from tailrace.format.record_batch.flatbuffer import FlatbufferError
 
 _UNITS_OF_A_HEADER = 4
-_UNITS_OF_A_PIECE = 64
 REPLACED_MAX = 8
 """Replacements of segments by cleaned ones that a search survives."""
 _HEAD_BYTES = 4 << 10
 """Bytes read first of a batch. Most metadata is smaller."""
-_TIME_BYTES = 8
 _COLUMN = "timestamp"
 _KIND = (10, 2, "UTC")
 """`NodeSpec.kind` of a timestamp in microseconds, UTC."""
-_STORED_AS_IT_IS = -1
-"""Decompressed size of a buffer that is stored uncompressed in a compressed batch."""
 
 
 class FoundTime(NamedTuple):
@@ -85,12 +87,6 @@ class _Column(NamedTuple):
 
     node: int
     buffer: int
-
-
-class _UnreadableTimesError(Exception):
-    """The front cannot read a batch's times or offsets: it is damaged, or its codec is missing on
-    this host.
-    """
 
 
 class TimestampLookup:
@@ -201,7 +197,7 @@ class TimestampLookup:
                     header.base_offset,
                 )
             except ColdRead:
-                yield _UNITS_OF_A_PIECE
+                yield UNITS_OF_A_PIECE
 
     def _record_at(
         self,
@@ -225,7 +221,7 @@ class TimestampLookup:
                 if header.next_offset > requested and not (
                     yield from self._is_left_out(route, state, isolation, base, header)
                 ):
-                    batch = _Batch(self._reader, route, base, position, head, header)
+                    batch = StoredBatch(self._reader, route, base, position, head, header)
                     row = yield from batch.row_from(first)
                     if row < header.record_count:
                         time_us = yield from self._time_of_row(batch, row)
@@ -235,7 +231,7 @@ class TimestampLookup:
                 ArrowMetadataError,
                 FlatbufferError,
                 UnpackError,
-                _UnreadableTimesError,
+                UnreadableColumnError,
             ):
                 return FoundTime(first, largest_us, False)
             position += header.batch_length
@@ -265,7 +261,7 @@ class TimestampLookup:
                     and header.max_timestamp_us >= timestamp_us
                     and not (yield from self._is_left_out(route, state, isolation, base, header))
                 ):
-                    batch = _Batch(self._reader, route, base, position, head, header)
+                    batch = StoredBatch(self._reader, route, base, position, head, header)
                     first = yield from batch.row_from(start)
                     row = yield from self._find_row(batch, first, timestamp_us)
                     if row is not None:
@@ -275,7 +271,7 @@ class TimestampLookup:
                 ArrowMetadataError,
                 FlatbufferError,
                 UnpackError,
-                _UnreadableTimesError,
+                UnreadableColumnError,
             ):
                 return FoundTime(start, -1, False)  # the consumer's read reports the damage
             position += header.batch_length
@@ -297,7 +293,7 @@ class TimestampLookup:
     # ---- in a batch ------------------------------------------------------------------------------
 
     def _find_row(
-        self, batch: _Batch, first: int, timestamp_us: int
+        self, batch: StoredBatch, first: int, timestamp_us: int
     ) -> Generator[int, None, tuple[int, int] | None]:
         """Find the first row from `first` on whose time reaches `timestamp_us`, in a batch whose
         largest time does. Return (row, its time).
@@ -311,18 +307,18 @@ class TimestampLookup:
         validity, times, rows = stored
         end = rows
         if validity is not None:
-            end = yield from _first_null(validity.pieces((rows + 7) // 8, first // 8), first, rows)
-        for at, piece in times.pieces(_TIME_BYTES * end, _TIME_BYTES * first):
-            yield _UNITS_OF_A_PIECE
-            with memoryview(piece)[max(0, _TIME_BYTES * first - at) :].cast("q") as values:
+            end = yield from first_null(validity.pieces((rows + 7) // 8, first // 8), first, rows)
+        for at, piece in times.pieces(VALUE_BYTES * end, VALUE_BYTES * first):
+            yield UNITS_OF_A_PIECE
+            with memoryview(piece)[max(0, VALUE_BYTES * first - at) :].cast("q") as values:
                 if len(values) and max(values) >= timestamp_us:
                     index, found = next(
                         (n, value) for n, value in enumerate(values) if value >= timestamp_us
                     )
-                    return max(first, at // _TIME_BYTES) + index, found
+                    return max(first, at // VALUE_BYTES) + index, found
         return (end, header.max_timestamp_us) if end < rows else None
 
-    def _time_of_row(self, batch: _Batch, row: int) -> Generator[int, None, int]:
+    def _time_of_row(self, batch: StoredBatch, row: int) -> Generator[int, None, int]:
         """Return the time of one row of a batch."""
         header = batch.header
         stored = yield from self._times_of(batch)
@@ -330,16 +326,16 @@ class TimestampLookup:
             return header.max_timestamp_us
         validity, times, rows = stored
         if row >= rows:
-            raise _UnreadableTimesError
+            raise UnreadableColumnError
         if validity is not None:
-            null = yield from _first_null(validity.pieces(row // 8 + 1, row // 8), row, row + 1)
+            null = yield from first_null(validity.pieces(row // 8 + 1, row // 8), row, row + 1)
             if null == row:
                 return header.max_timestamp_us
-        return (yield from _number_at(times, row))
+        return (yield from number_at(times, row))
 
     def _times_of(
-        self, batch: _Batch
-    ) -> Generator[int, None, tuple[_StoredBuffer | None, _StoredBuffer, int] | None]:
+        self, batch: StoredBatch
+    ) -> Generator[int, None, tuple[StoredBuffer | None, StoredBuffer, int] | None]:
         """Return (validity bitmap or None, times, row count) of a batch, or None if all rows have
         its largest time.
         """
@@ -352,7 +348,7 @@ class TimestampLookup:
             else route.older_schemas.get(header.schema_id)
         )
         if schema is None:
-            raise _UnreadableTimesError
+            raise UnreadableColumnError
         column = yield from _time_column(schema)
         if column is None:
             return None
@@ -361,158 +357,10 @@ class TimestampLookup:
         try:
             rows, null_count = metadata.nodes[2 * column.node : 2 * column.node + 2]
         except ValueError:
-            raise _UnreadableTimesError from None
+            raise UnreadableColumnError from None
         if rows != header.record_count:
-            raise _UnreadableTimesError
+            raise UnreadableColumnError
         return validity if null_count else None, times, rows
-
-
-class _Batch(NamedTuple):
-    """A batch in a segment file, of which the bytes up to the body are read."""
-
-    reader: LogReader
-    route: Assignment
-    base: int
-    """The segment's base offset."""
-    position: int
-    head: bytes
-    header: BatchHeader
-
-    def row_from(self, offset: int) -> Generator[int, None, int]:
-        """Return the number of the first row with at least this offset, the number of rows if there
-        is none.
-        """
-        header = self.header
-        if not header.is_sparse or offset <= header.base_offset:
-            return max(0, offset - header.base_offset)
-        rows = header.record_count
-        for at, piece in self._offsets().pieces(_TIME_BYTES * rows, 0):
-            yield _UNITS_OF_A_PIECE
-            with memoryview(piece).cast("q") as values:
-                if len(values) and values[-1] >= offset:
-                    return at // _TIME_BYTES + bisect_left(values, offset)
-        return rows
-
-    def offset_of(self, row: int) -> Generator[int, None, int]:
-        """Return the offset of a row."""
-        header = self.header
-        if not header.is_sparse:
-            return header.base_offset + row
-        offset = yield from _number_at(self._offsets(), row)
-        if not header.base_offset <= offset < header.next_offset:
-            raise _UnreadableTimesError
-        return offset
-
-    def _offsets(self) -> _StoredBuffer:
-        """Return the last buffer of a sparse batch, the offsets of its rows."""
-        metadata = read_record_batch(self.head, PREFIX_BYTES)
-        return self.buffer(metadata, len(metadata.buffers) // 2 - 1)
-
-    def buffer(self, metadata: RecordBatchMetadata, number: int) -> _StoredBuffer:
-        """Return a buffer. Raises _UnreadableTimesError if it is not in the batch."""
-        head, header = self.head, self.header
-        body_start = PREFIX_BYTES + metadata_size_of(head)
-        place = metadata.buffers[2 * number : 2 * number + 2]
-        if (
-            len(place) != 2
-            or place[0] < 0
-            or place[1] < 0
-            or place[0] + place[1] > header.batch_length - body_start
-        ):
-            raise _UnreadableTimesError
-        return _StoredBuffer(
-            self.reader,
-            self.route,
-            self.base,
-            self.position + body_start + place[0],
-            place[1],
-            metadata.compressed,
-        )
-
-
-class _StoredBuffer(NamedTuple):
-    """One buffer of a batch in a segment file."""
-
-    reader: LogReader
-    route: Assignment
-    base: int
-    position: int
-    length: int
-    is_compressed: bool
-
-    def pieces(self, length: int, start: int) -> Iterator[tuple[int, bytes]]:
-        """Yield (position, piece) of its first `length` decompressed bytes, from byte `start` or
-        before it.
-
-        Pieces are multiples of 8 bytes except the last, and may be empty. Raises
-        _UnreadableTimesError if the buffer is shorter.
-        """
-        if start >= length:
-            return
-        if not self.is_compressed:
-            yield from self._stored(0, length, start)
-            return
-        head = self._read(8 + MAGIC_BYTES, 0)
-        size = int.from_bytes(head[:8], "little", signed=True)
-        if size == _STORED_AS_IT_IS:
-            yield from self._stored(8, length, start)
-        elif size < length:
-            raise _UnreadableTimesError
-        else:
-            yield from self._unpacked(head[8:], length)
-
-    def _read(self, length: int, at: int) -> bytes:
-        data = self.reader.files.read_at(
-            self.route, self.base, min(length, self.length - at), self.position + at
-        )
-        if not data:
-            raise _UnreadableTimesError
-        return data
-
-    def _stored(self, at: int, length: int, start: int) -> Iterator[tuple[int, bytes]]:
-        if self.length - at < length:
-            raise _UnreadableTimesError
-        start -= start % _TIME_BYTES
-        while start < length:
-            piece = self._read(min(PIECE_BYTES, length - start), at + start)
-            if len(piece) % _TIME_BYTES and start + len(piece) < length:
-                raise _UnreadableTimesError
-            yield start, piece
-            start += len(piece)
-
-    def _unpacked(self, magic: bytes, length: int) -> Iterator[tuple[int, bytes]]:
-        unpacker = unpacker_for(magic)
-        if unpacker is None:
-            raise _UnreadableTimesError
-        with closing(unpacker):
-            carried, at, read = b"", 0, 8
-            while read < self.length:
-                packed = self._read(PIECE_BYTES, read)
-                read += len(packed)
-                yield at, b""  # a codec may consume much before its first output
-                for piece in unpacker.feed(packed):
-                    carried = (carried + piece)[: length - at]
-                    whole = (
-                        len(carried)
-                        if at + len(carried) == length
-                        else len(carried) // _TIME_BYTES * _TIME_BYTES
-                    )
-                    yield at, carried[:whole]
-                    at += whole
-                    carried = carried[whole:]
-                    if at == length:
-                        return
-        raise _UnreadableTimesError
-
-
-def _number_at(buffer: _StoredBuffer, row: int) -> Generator[int, None, int]:
-    """Return the 64-bit number of a row."""
-    for at, piece in buffer.pieces(_TIME_BYTES * (row + 1), _TIME_BYTES * row):
-        yield _UNITS_OF_A_PIECE
-        start = _TIME_BYTES * row - at
-        if 0 <= start < len(piece):
-            return int.from_bytes(piece[start : start + _TIME_BYTES], "little", signed=True)
-    raise _UnreadableTimesError
 
 
 def _proven_header(head: bytes, seed: int) -> BatchHeader:
@@ -541,22 +389,3 @@ def _time_column(schema: bytes) -> Generator[int, None, _Column | None]:
             return _Column(node, buffer) if spec.kind == _KIND else None
         buffer += len(spec.buffers)
     return None
-
-
-def _first_null(
-    pieces: Iterator[tuple[int, bytes]], first: int, rows: int
-) -> Generator[int, None, int]:
-    """Return the first row from `first` on that the bitmap in `pieces` marks as null, or `rows`."""
-    for at, piece in pieces:
-        yield _UNITS_OF_A_PIECE
-        if at + len(piece) <= first // 8:
-            continue
-        bits = bytearray(piece)
-        if at <= first // 8:
-            bits[: first // 8 - at] = b"\xff" * (first // 8 - at)
-            bits[first // 8 - at] |= (1 << first % 8) - 1
-        skipped = len(bits) - len(bits.lstrip(b"\xff"))
-        if skipped < len(bits):
-            nulls = ~bits[skipped] & 0xFF
-            return min(rows, 8 * (at + skipped) + (nulls & -nulls).bit_length() - 1)
-    return rows
