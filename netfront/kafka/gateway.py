@@ -1,7 +1,7 @@
 """Kafka gateway: a front that speaks Kafka's protocol, in a process of its own (`tr-kafka-N`).
 
 It is started by `kafka.listen` and loaded by nothing else. Inside it runs an ordinary front
-(`netfront.front.Front`), whose clients are the Kafka connections (`netfront.kafka.exchange.peers`).
+(`netfront.agent.front_agent.Front`), whose clients are the Kafka connections (`netfront.kafka.exchange.peers`).
 So a record of a Kafka client goes the way of every record: lane, worker, ring, flusher; and is read
 from segments by the same code.
 
@@ -30,9 +30,10 @@ import sys
 from typing import Any
 
 from netfront.access.gate import Gate
+from netfront.agent.front_agent import Front
 from netfront.fetch.log.file_reader import DiskFileReader
 from netfront.fetch.reader_pool import ReaderPool
-from netfront.front import Front, build, make_gate
+from netfront.front import build, make_gate
 from netfront.kafka.apis.call import Services
 from netfront.kafka.dispatch import Dispatcher
 from netfront.kafka.exchange.peers import PeerTransport

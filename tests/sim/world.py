@@ -32,6 +32,7 @@ from appliance.supervise.memory.memory_plan import (
     plan_worker,
 )
 from netfront import front
+from netfront.agent import front_agent
 from shm.memory.layout import Phase, ProcessWord, Role, SlotState
 from shm.memory.region import Region
 from shm.queues.ring import Ring
@@ -481,7 +482,7 @@ class World:
         if child.deadline_ns is not None and self.now_ns >= child.deadline_ns:
             return True
         return (
-            isinstance(child.agent, front.Front)
+            isinstance(child.agent, front_agent.Front)
             and child.agent.accepts_input
             and self.network.has_input()
         )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from netfront.front import Front
+from netfront.agent.front_agent import Front
 from netfront.kafka.exchange.peers import Peer
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.network.connection import Connection

@@ -5,7 +5,7 @@ its steps.
 from __future__ import annotations
 
 from appliance.control.controller import Controller
-from netfront.front import Front
+from netfront.agent.front_agent import Front
 from shm.runtime.agent_runner import Agent
 from tests.kit.stepped.controller_invariants import check_controller
 from tests.kit.stepped.front_invariants import check_front

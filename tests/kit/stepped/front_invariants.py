@@ -4,12 +4,12 @@ steps.
 
 from __future__ import annotations
 
+from netfront.agent.front_agent import Front
 from netfront.fetch.fetch_service import FetchService
 from netfront.fetch.purgatory import ENTRIES_MAX, FETCHES_MAX, SESSION_FETCHES_MAX, FetchPurgatory
 from netfront.fetch.read_ahead import AHEAD_MAX_BYTES
 from netfront.forward.forwarder import CLOSED_MAX, QUEUED_BYTES_MAX, Forwarder
 from netfront.forward.forwarding_service import OWN_WORD
-from netfront.front import Front
 from netfront.produce.pending_produces import TOKEN_INDEX_BITS, PendingProduces
 from netfront.session.pending_requests import PendingRequests
 from netfront.session.sessions import Sessions

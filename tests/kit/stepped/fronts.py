@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import orjson
 
+from netfront.agent.front_agent import Front
 from netfront.fetch.log.isolation import Isolation
 from netfront.fetch.log.read_result import ColdRead, LogReadError, Place, Span
 from netfront.forward.forwarder import ForwarderLink, OnDemand
-from netfront.front import Front
 from netfront.partition_routes import PartitionRoutes
 from netfront.produce.append_target import WorkerLink
 from netfront.produce.ring_acks import AckWalker

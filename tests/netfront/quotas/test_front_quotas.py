@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from netfront.front import Front
+from netfront.agent.front_agent import Front
 from netfront.quotas import quota_service
 from netfront.quotas.prefix_usage import PENDING_CHECK_NS
 from netfront.quotas.quota_service import QuotaService

@@ -41,7 +41,7 @@ def _partition(services: Services, route: Assignment) -> dict[str, Any]:
         "error_code": KafkaError.NONE,
         "partition_index": route.partition,
         "leader_id": NODE_ID,
-        "leader_epoch": services.front.leader_epoch(route),
+        "leader_epoch": services.front.log_bounds.leader_epoch(route),
         "replica_nodes": [NODE_ID],
         "isr_nodes": [NODE_ID],
         "offline_replicas": [],

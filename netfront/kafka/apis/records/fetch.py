@@ -135,7 +135,7 @@ def _epoch_error(call: Call, route: Assignment, epoch: int) -> KafkaError:
     """The error for the leader epoch that the client knows; -1: it knows none."""
     if epoch < 0:
         return KafkaError.NONE
-    current = call.services.front.leader_epoch(route)
+    current = call.services.front.log_bounds.leader_epoch(route)
     if epoch < current:
         return KafkaError.FENCED_LEADER_EPOCH
     return KafkaError.UNKNOWN_LEADER_EPOCH if epoch > current else KafkaError.NONE

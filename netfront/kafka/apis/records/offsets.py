@@ -124,7 +124,7 @@ def offset_for_leader_epoch(call: Call) -> Steps:
             if route is None:
                 entry["error_code"] = KafkaError.UNKNOWN_TOPIC_OR_PARTITION
                 continue
-            current = services.front.leader_epoch(route)
+            current = services.front.log_bounds.leader_epoch(route)
             known = partition.get("current_leader_epoch", -1)
             if known >= 0 and known != current:
                 entry["error_code"] = (
@@ -133,7 +133,7 @@ def offset_for_leader_epoch(call: Call) -> Steps:
                     else KafkaError.UNKNOWN_LEADER_EPOCH
                 )
                 continue
-            epoch, end = services.front.end_of_epoch(route, partition["leader_epoch"])
+            epoch, end = services.front.log_bounds.end_of_epoch(route, partition["leader_epoch"])
             entry.update(leader_epoch=epoch, end_offset=end)
         topics.append({"topic": topic["topic"], "partitions": entries})
     return {"topics": topics}

@@ -267,7 +267,9 @@ def _note(
                 error = KafkaError.REQUEST_TIMED_OUT
             else:
                 # Java's producer takes a new epoch if this is known, else it repeats the batch.
-                entry["log_start_offset"] = call.services.front.shown_offsets(part.route)[0]
+                entry["log_start_offset"] = call.services.front.log_bounds.shown_offsets(
+                    part.route
+                )[0]
         if writer is not None and code is ErrorCode.PRODUCER_FENCED:
             error = yield from note_fenced(call, writer)
         entry.update(error_code=error, base_offset=-1, error_message=ERROR_TABLE[code].meaning)
@@ -285,7 +287,7 @@ def _note(
 def _is_durable(call: Call, route: Assignment, end: int) -> Steps:
     """Wait until the records below `end` are durable. Returns False if that takes too long."""
     until_ns = call.services.now_ns + DURABLE_NS
-    while call.services.front.shown_offsets(route)[1] < end:
+    while call.services.front.log_bounds.shown_offsets(route)[1] < end:
         if call.services.now_ns >= until_ns:
             return False
         yield pause(call.services, CONCURRENT_PAUSE_NS)
