@@ -24,13 +24,7 @@ from enum import Enum
 from weakref import WeakKeyDictionary
 
 from shm.crash_points import crash_point
-from shm.memory.layout import (
-    ACKS_NONE,
-    FLAG_BYTES,
-    FLAG_TRANSACTIONAL,
-    SOURCE_GROUPS,
-    SlotState,
-)
+from shm.memory.layout import ACKS_NONE, FLAG_BYTES, FLAG_TRANSACTIONAL, SOURCE_GROUPS, SlotState
 from shm.messages.lane_messages import LaneKind
 from shm.messages.transaction_messages import Decision, Outcome, decode_decisions
 from shm.queues.lane import LaneMessage, LaneReader

@@ -1,6 +1,6 @@
 """Worker process: owns the append order of its partitions.
 
-It reads lanes, validates and deduplicates batches, assigns offsets, and publishes them in its ring.
+It reads lanes, has batches appended (`workers.append.batch_appender`), and publishes its ring.
 
 Owner: its ring's descriptors, data, `producer_position` and `reclaimed`; the `consumer_position` of
 the lanes to it.
@@ -29,16 +29,10 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from shm.crash_points import crash_point, is_armed
-from shm.memory.atomic_word import is_compiled
+from shm.crash_points import crash_point
 from shm.memory.layout import (
-    ACKS_LEADER,
-    ACKS_MASK,
     FLAG_BYTES,
     FLAG_CONTROL,
-    FLAG_DUPLICATE,
-    FLAG_TRANSACTIONAL,
-    SLOT_MAP_SHIFT,
     SOURCE_CONTROLLER,
     SOURCE_GROUPS,
     SOURCE_SCHEDULER,
@@ -46,11 +40,10 @@ from shm.memory.layout import (
     ProcessWord,
     RegionKind,
     Role,
-    SlotState,
 )
 from shm.messages.lane_messages import REPLAY, Assignment, LaneKind
 from shm.queues.doorbell import Doorbell
-from shm.queues.lane import LaneError, LaneMessage, LaneReader, LaneWriter
+from shm.queues.lane import LaneMessage, LaneReader, LaneWriter
 from shm.queues.ring import RingWriter
 from shm.runtime.agent_runner import ProcessContext, configure_logging, process_name, run, start
 from shm.runtime.error_handler import CountedErrorHandler
@@ -58,28 +51,10 @@ from shm.runtime.timing_wheel import TimingWheel
 from shm.tables.control import ProcessSlot
 from shm.tables.partition_table import PartitionTable
 from tailrace.core.error_codes import ErrorCode
-from tailrace.format.record_batch.batch_header import (
-    ATTRIBUTE_DELAYED,
-    BatchHeader,
-    header_position,
-    stamp_append_time,
-    stamp_appended,
-    stamp_min_tick,
-)
-from tailrace.kernel import fast_append
-from workers.append.batch_validation import checked_header
-from workers.append.partitions import LoadProducers, Partition, Partitions
-from workers.log.producers.delay_rules import (
-    SPECIAL_ATTRIBUTES,
-    SPECIAL_FLAGS,
-    begins_epoch,
-    flags_of,
-    is_next_delivery,
-    is_next_mark,
-    note_header,
-)
+from workers.append.batch_appender import BatchAppender
+from workers.append.partitions import LoadProducers, Partitions
 from workers.log.producers.producer_snapshots import load_producers
-from workers.log.producers.producer_state import OLDER_BYTES, Decision, ProducerTable
+from workers.log.producers.producer_state import ProducerTable
 from workers.log.retention.wall_clock_jumps import WallJumps, follow
 from workers.segment.files import DiskFiles, Files
 
@@ -145,8 +120,6 @@ class Worker:
         self._request_coordinator = request_coordinator
         self._transactions: Transactions | None = None
         """None until the lanes to the transaction coordinator exist."""
-        self._must_read_decisions = False
-        """True if a batch waits for what the coordinator has sent."""
         self._generation = generation
         self._has_recovered = is_running
         self._is_running = False
@@ -154,22 +127,19 @@ class Worker:
         self._live_fronts = live_fronts
         self._fronts = fronts
         self._flushers = flushers
-        self._is_disk_full = is_disk_full
-        self._producer_expiration_us = producer_expiration_us
-        self._producer_ids_max = producer_ids_max
         self._now_us = now_us
         self._error_handler = CountedErrorHandler(slot)
         self._opened = Partitions(ring, tables, load_producers, self._error_handler)
-        self._partitions, self._delay_logs = self._opened.by_slot, self._opened.delay_logs
+        self._partitions = self._opened.by_slot
+        self._appender = BatchAppender(
+            ring=ring, lanes=lanes.values(), tables=tables, partitions=self._opened,
+            error_handler=self._error_handler, is_disk_full=is_disk_full,
+            producer_expiration_us=producer_expiration_us, producer_ids_max=producer_ids_max,
+            now_us=now_us,
+        )  # fmt: skip
         self._fed = False
-        self._blocked = False
-        self._has_fast_path = all(is_compiled(each) for each in (ring, *lanes.values(), *tables))
-        self._has_replies = False
-        """True if an unpublished descriptor needs an ack as soon as it is published."""
         self._now_ns = 0
         self._rotation = 0
-        self._refused_count = 0
-        self._byte_count = 0
         self._timers: TimingWheel[Callable[[], None]] = TimingWheel(0, tick_ns=1_000_000_000)
         self._timers.add(0, self._expire_producers)
 
@@ -184,18 +154,18 @@ class Worker:
 
     def apply_settings(self, settings: dict[str, Any]) -> None:
         """Use changed settings of the appliance."""
-        self._producer_expiration_us = int(settings["producer.id.expiration.ms"]) * 1000
-        self._producer_ids_max = int(settings["producer.ids.max"])
+        self._appender.producer_expiration_us = int(settings["producer.id.expiration.ms"]) * 1000
+        self._appender.producer_ids_max = int(settings["producer.ids.max"])
 
     # ---- agent -----------------------------------------------------------------------------------
 
     def step(self, now_ns: int) -> int:
-        self._now_ns = now_ns
+        self._now_ns = self._appender.now_ns = now_ns
         if not self._runs():
             return 0
-        ring = self._ring
+        ring, appender = self._ring, self._appender
         ring.reclaim(self._live_fronts())
-        self._blocked = False
+        appender.is_blocked = False
         transactions = self._transactions
         if transactions is None and self._has_lanes.load():
             transactions = self._connect_transactions()
@@ -223,14 +193,14 @@ class Worker:
         freed = max([lane.consume() for lane in self._every_lane])
         if has_published:
             # the flusher announces acks that wait for durability
-            if self._has_replies or freed > LANE_FREED_BYTES:
-                self._has_replies = False
+            if appender.has_replies or freed > LANE_FREED_BYTES:
+                appender.has_replies = False
                 for bell in self._fronts:  # first: producers wait for their acks
                     bell.ring()
             for bell in self._flushers:
                 bell.ring()
-            self._bytes_word.store(self._byte_count)
-            self._refused_word.store(self._refused_count)
+            self._bytes_word.store(appender.byte_count)
+            self._refused_word.store(appender.refused_count)
         if transactions is not None:
             transactions.end_step()
         if now_ns >= self._timers.quiet_until_ns:
@@ -248,7 +218,7 @@ class Worker:
         )
         self._lanes[SOURCE_GROUPS] = lane
         self._every_lane.append(lane)
-        self._transactions = Transactions(
+        self._transactions = self._appender.transactions = Transactions(
             ring=self._ring,
             lane=lane,
             reports=CoordinatorReports(writer, bell, self._generation),
@@ -266,10 +236,10 @@ class Worker:
 
     def _expire_producers(self) -> None:
         self._timers.add(self._now_ns + EXPIRY_INTERVAL_NS, self._expire_producers)
-        self._opened.expire_producers(self._now_us(), self._producer_expiration_us)
+        self._opened.expire_producers(self._now_us(), self._appender.producer_expiration_us)
 
     def has_more(self) -> bool:
-        if self._blocked or not self._runs():
+        if self._appender.is_blocked or not self._runs():
             return False
         if not self._fed:
             return self._lanes[SOURCE_CONTROLLER].has_more()
@@ -284,7 +254,11 @@ class Worker:
             deadline_ns = min(deadline_ns, self._transactions.next_deadline_ns() or deadline_ns)
         if self._opened.arriving:
             deadline_ns = min(deadline_ns, self._now_ns + BLOCKED_RETRY_NS)
-        return min(deadline_ns, self._now_ns + BLOCKED_RETRY_NS) if self._blocked else deadline_ns
+        return (
+            min(deadline_ns, self._now_ns + BLOCKED_RETRY_NS)
+            if self._appender.is_blocked
+            else deadline_ns
+        )
 
     def begin_stop(self) -> None:
         """Do nothing: fronts stop first, and batches in the lanes are still appended."""
@@ -298,7 +272,7 @@ class Worker:
         """Take up to LANE_QUANTUM messages. Stop early when the ring is full."""
         count = 0
         while count < LANE_QUANTUM and lane.has_more():
-            count += self._append_plain(source, lane, LANE_QUANTUM - count)
+            count += self._appender.append_plain(source, lane, LANE_QUANTUM - count)
             message = lane.peek() if count < LANE_QUANTUM else None
             if message is None:
                 break
@@ -310,58 +284,25 @@ class Worker:
                     raise
                 self._fail(source, message, error)
                 taken = True
-            if not taken and self._must_read_decisions and self._transactions is not None:
-                self._must_read_decisions = False
+            if not taken and self._appender.must_read_decisions and self._transactions is not None:
+                self._appender.must_read_decisions = False
                 count += self._read_lane(SOURCE_GROUPS, self._transactions.lane)
                 if self._transactions.is_full:
                     break
                 continue
             if not taken:
-                self._blocked = True
+                self._appender.is_blocked = True
                 break
             lane.advance(message)
             count += 1
         return count
-
-    def _append_plain(self, source: int, lane: LaneReader, count_max: int) -> int:
-        """Append batches by the kernel's fast path, as many as `_produce` would
-        append without a special case.
-        """
-        if not self._has_fast_path or source >= SOURCE_CONTROLLER or is_armed():
-            return 0
-        open_tables = [
-            None if self._is_disk_full(data_dir) else table
-            for data_dir, table in enumerate(self._tables)
-        ]
-        transactions, count = self._transactions, 0
-        registered = None if transactions is None else transactions.registered
-        while True:
-            try:
-                appended, byte_count, has_replies, opened = fast_append(
-                    self._ring, lane, source, LaneKind.PRODUCE, count_max - count,
-                    self._partitions, open_tables, self._now_us(),
-                    self._producer_expiration_us, OLDER_BYTES, registered,
-                )  # fmt: skip
-            except LaneError:
-                raise
-            except Exception as error:
-                # earlier appends are complete; from now on each batch takes the slow path
-                self._error_handler.on_error(f"source={source} fast_append", error)
-                self._has_fast_path, self._has_replies = False, True
-                return count
-            count += appended
-            self._byte_count += byte_count
-            self._has_replies = self._has_replies or has_replies
-            if opened is None or transactions is None:
-                return count
-            transactions.note_opened(self._partitions[opened[0]], *opened)
 
     def _take(self, source: int, message: LaneMessage) -> bool:
         """Handle one message. Return False if the ring has no space and the lane must wait. An
         exception means that nothing was changed.
         """
         if message.kind == LaneKind.PRODUCE:
-            return self._produce(source, message)
+            return self._appender.append(source, message)
         if source == SOURCE_GROUPS and self._transactions is not None:
             return self._transactions.take(message)
         if message.kind == LaneKind.ASSIGN:
@@ -381,7 +322,7 @@ class Worker:
         )
         if message.kind == LaneKind.PRODUCE:
             partition = self._partitions.get(message.slot)
-            self._refuse(
+            self._appender.refuse(
                 source, message, ErrorCode.INTERNAL_ERROR, partition.next_offset if partition else 0
             )
 
@@ -403,8 +344,8 @@ class Worker:
             return False
         self._opened.assign(assignment, self._now_ns)
         if is_change and position is not None:
-            self._copy(position, message.payload)
-            self._append(
+            self._appender.copy(position, message.payload)
+            self._appender.write_descriptor(
                 position, len(message.payload), message, source, FLAG_CONTROL | FLAG_BYTES, 0, 0, 0
             )
         return True
@@ -414,7 +355,8 @@ class Worker:
         it comes back. Return False while that has to wait.
 
         Markers of transactions that were decided before the deletion must lie before it. Their
-        decisions are in the coordinator's lane, which is read first (`_must_read_decisions`).
+        decisions are in the coordinator's lane, which is read first
+        (`BatchAppender.must_read_decisions`).
         """
         partition = self._partitions.get(assignment.slot)
         if (
@@ -430,272 +372,9 @@ class Worker:
         if not transactions.is_fed:
             return False
         if transactions.lane.has_more():
-            self._must_read_decisions = not self._blocked
+            self._appender.must_read_decisions = not self._appender.is_blocked
             return False
         return transactions.end_all(assignment.slot)
-
-    # ---- appending -------------------------------------------------------------------------------
-
-    def _produce(self, source: int, message: LaneMessage) -> bool:
-        """Append, refuse or deduplicate one batch. Return False if the ring has no space and the
-        lane must wait.
-        """
-        batch = message.payload
-        length = len(batch)
-        position = self._ring.try_claim(length)
-        if position is None:
-            return False
-        partition = self._partitions.get(message.slot)
-        if partition is None:
-            return self._refuse(
-                source, message, self._opened.code_of_unopened(message.slot, self._now_ns), 0
-            )
-        shown = self._tables[partition.assignment.data_dir].append_state(message.slot)
-        if shown[1] != partition.leader_epoch:
-            if not self._opened.on_new_epoch(partition):
-                return self._refuse(source, message, ErrorCode.NOT_READY, partition.next_offset)
-            shown = self._tables[partition.assignment.data_dir].append_state(message.slot)
-        next_offset = partition.next_offset
-        header, code = self._check(partition, batch, source, shown[0])
-        if header is None:
-            return self._refuse(source, message, code, next_offset)
-        if source == SOURCE_SCHEDULER and not self._is_next_delay(partition, header):
-            self._opened.check_log_ends(partition)
-            return self._refuse(source, message, ErrorCode.UNKNOWN_SEQUENCE, next_offset, header)
-        if source == SOURCE_SCHEDULER and (code := self._change_refusal(partition, header)):
-            if self._must_read_decisions:
-                return False
-            return self._refuse(source, message, code, next_offset, header)
-        if header.is_transactional and (code := self._transaction_refusal(partition, header)):
-            if self._must_read_decisions:
-                return False
-            return self._refuse(source, message, code, next_offset, header)
-        verdict = None
-        if header.producer_id >= 0 and source != SOURCE_SCHEDULER:
-            now_us = self._now_us()
-            verdict = partition.producers.decide(
-                header.producer_id, header.producer_epoch, header.base_sequence,
-                header.last_offset_delta,
-                now_us - self._producer_expiration_us,
-            )  # fmt: skip
-            if verdict.original is not None:
-                self._append(self._ring.next_position, 0, message, source,
-                message.flags | FLAG_DUPLICATE, 0, verdict.original.base_offset,
-                             verdict.original.next_offset, header, partition,
-                             verdict.original.append_time_us)  # fmt: skip
-                return True
-        # After the duplicate check: a batch appended under an older map must not be sent elsewhere
-        # again.
-        if (
-            message.flags >> SLOT_MAP_SHIFT != partition.slot_map_version
-            and source != SOURCE_SCHEDULER
-        ):
-            return self._refuse(source, message, ErrorCode.STALE_SLOT_MAP, next_offset, header)
-        if verdict is not None:
-            # registered producers are bounded, and forgotten with their transactions
-            if (
-                verdict.is_new
-                and not header.is_transactional
-                and not self._opened.has_room_for_producer(
-                    partition, self._producer_ids_max, now_us
-                )
-            ):
-                return self._refuse(
-                    source, message, ErrorCode.TOO_MANY_PRODUCERS, next_offset, header
-                )
-            if verdict.decision is Decision.REFUSE:
-                flags = FLAG_DUPLICATE if verdict.is_stored else 0
-                return self._refuse(source, message, verdict.code, next_offset, header, flags)
-        # After the duplicate check: a batch that is in the log has moved the end itself.
-        if header.required_end not in (None, next_offset) and source != SOURCE_SCHEDULER:
-            return self._refuse(source, message, ErrorCode.OFFSET_CONFLICT, next_offset, header)
-        self._append_batch(partition, header, message, source, position, shown[3])
-        return True
-
-    def _transaction_refusal(self, partition: Partition, header: BatchHeader) -> ErrorCode:
-        """Return the error code of a batch of a transaction, OK if its sequence decides.
-
-        Before a refusal the coordinator's lane is read once more, since the decision that explains
-        the batch may have come within this step: then `_must_read_decisions` is set.
-        """
-        if self._transactions is None:
-            return ErrorCode.CONCURRENT_TRANSACTIONS
-        code = self._transactions.refusal(partition, header)
-        if code and self._transactions.lane.has_more():
-            self._must_read_decisions = not self._blocked
-            return ErrorCode.CONCURRENT_TRANSACTIONS  # if the ring has no space for its markers
-        return code
-
-    def _change_refusal(self, partition: Partition, header: BatchHeader) -> ErrorCode:
-        """Return the error code of a change of delayed records, OK if it may be appended.
-
-        Markers of transactions that were decided before it was asked for must lie before it. Their
-        decisions are in the coordinator's lane, which is read first (`_must_read_decisions`).
-        """
-        transactions = self._transactions
-        is_change = partition.is_delay_log and header.due_us > 0 and not header.is_control
-        if not is_change or not len(partition.producers.transactions):
-            return ErrorCode.OK
-        if transactions is None or not transactions.is_fed:
-            return ErrorCode.NOT_READY
-        if transactions.lane.has_more():
-            self._must_read_decisions = not self._blocked
-            return ErrorCode.NOT_READY
-        return ErrorCode.OK
-
-    def _is_next_delay(self, partition: Partition, header: BatchHeader) -> bool:
-        """True if a batch from the scheduler is new.
-
-        The scheduler resends batches that it has not seen settled.
-        """
-        assignment = partition.assignment
-        if header.is_control:
-            topic = (
-                self._opened.topic_of(assignment)
-                if begins_epoch(header, partition.producers)
-                else None
-            )
-            return bool(assignment.delay_of) and is_next_mark(
-                header, partition.producers, topic.producers if topic else None
-            )
-        if header.attributes & ATTRIBUTE_DELAYED:
-            log = self._delay_logs.get((assignment.topic_id.hex(), assignment.partition))
-            return is_next_delivery(
-                header, partition.producers, log.producers if log else None, self._now_us()
-            )
-        return True
-
-    def _check(
-        self, partition: Partition, batch: memoryview, source: int, state: int
-    ) -> tuple[BatchHeader | None, ErrorCode]:
-        """Run all checks before a batch is stored, cheapest first.
-
-        `state` is the slot's state in the table.
-        """
-        assignment = partition.assignment
-        # a delayed record may have been accepted under another limit
-        if len(batch) > partition.max_message_bytes and source != SOURCE_SCHEDULER:
-            return None, ErrorCode.RECORD_TOO_LARGE
-        if state in (SlotState.OFFLINE_FOR_WRITES, SlotState.UNREADABLE):
-            return None, ErrorCode.PARTITION_OFFLINE
-        if self._is_disk_full(assignment.data_dir):
-            return None, ErrorCode.DISK_FULL
-        return checked_header(partition, batch, is_ours=source == SOURCE_SCHEDULER)
-
-    def _append_batch(
-        self,
-        partition: Partition,
-        header: BatchHeader,
-        message: LaneMessage,
-        source: int,
-        position: int,
-        durable_offset: int,
-    ) -> None:
-        """Write a batch to the ring, then update the worker's state. An exception means that
-        nothing was changed.
-        """
-        batch = message.payload
-        append_us = max(self._now_us(), partition.last_append_us)
-        base_offset = partition.next_offset
-        next_offset = base_offset + header.last_offset_delta + 1
-        target = self._copy(position, batch)
-        at = header_position(target)
-        flags = message.flags | FLAG_BYTES
-        if header.is_transactional:
-            flags |= FLAG_TRANSACTIONAL
-        if header.attributes & SPECIAL_ATTRIBUTES:
-            flags |= flags_of(header)
-        elif partition.assignment.delay_of:
-            stamp_min_tick(target, at, header, partition.producers.open_ordinal)
-        if partition.log_append_time and not header.is_control:
-            stamp_append_time(target, at, header, append_us)
-        stamp_appended(
-            target, at, header, base_offset=base_offset, append_time_us=append_us,
-            leader_epoch=partition.leader_epoch,
-            durable_offset=durable_offset, seed=partition.seed,
-        )  # fmt: skip
-        crash_point("worker.after_copy")
-        self._append(
-            position,
-            len(batch),
-            message,
-            source,
-            flags,
-            0,
-            base_offset,
-            next_offset,
-            header,
-            partition,
-            append_us,
-        )
-        partition.next_offset, partition.last_append_us = next_offset, append_us
-        self._byte_count += len(batch)
-        if header.attributes & SPECIAL_ATTRIBUTES:
-            note_header(partition.producers, header)
-        if header.is_transactional and self._transactions is not None:
-            self._transactions.note_opened(
-                partition, message.slot, header.producer_id, header.producer_epoch, base_offset
-            )
-        if header.producer_id >= 0 and source != SOURCE_SCHEDULER:
-            partition.producers.record(
-                header.producer_id,
-                header.producer_epoch,
-                header.base_sequence,
-                header.last_offset_delta,
-                base_offset,
-                next_offset,
-                append_us,
-            )
-
-    def _copy(self, position: int, payload: memoryview) -> memoryview:
-        ring = self._ring
-        index = position % ring.ring_bytes
-        target = ring.data[index : index + len(payload)]
-        target[:] = payload
-        return target
-
-    def _refuse(
-        self,
-        source: int,
-        message: LaneMessage,
-        code: ErrorCode,
-        next_offset: int,
-        header: BatchHeader | None = None,
-        flags: int = 0,
-    ) -> bool:
-        self._refused_count += 1
-        self._append(
-            self._ring.next_position,
-            0,
-            message,
-            source,
-            message.flags | flags,
-            code,
-            next_offset,
-            next_offset,
-            header,
-        )
-        return True
-
-    def _append(
-        self, position: int, length: int, message: LaneMessage, source: int, flags: int,
-        result: int, base_offset: int, next_offset: int,
-        header: BatchHeader | None = None, partition: Partition | None = None,
-        append_time_us: int = 0,
-    ) -> None:  # fmt: skip
-        self._has_replies = self._has_replies or result != 0 or flags & ACKS_MASK == ACKS_LEADER
-        self._ring.write(
-            position, length, message.slot, base_offset, next_offset, message.session,
-            message.correlation_id, message.next_position, flags,
-            source, result,
-            header.producer_id if header else -1, header.base_sequence if header else -1,
-            header.producer_epoch if header else -1,
-            header.last_offset_delta if header else 0, partition.leader_epoch if partition else 0,
-            append_time_us,
-            header.max_timestamp_us if header else 0,
-            *((header.min_tick, header.delay_position) if header and flags & SPECIAL_FLAGS else (0,
-            0)),
-        )  # fmt: skip
 
 
 def build(context: ProcessContext, files: Files) -> Worker:

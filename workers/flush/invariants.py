@@ -133,7 +133,7 @@ def check_worker(worker: Worker) -> None:
             indexed == sorted((producer, found.epoch) for producer, found in open_here),
             f"{where}: transactions {open_here.to_snapshot()} are open, the index has {indexed}",
         )
-    for (topic_id, number), log in worker._delay_logs.items():
+    for (topic_id, number), log in worker._opened.delay_logs.items():
         _need(
             (log.assignment.delay_of, log.assignment.partition) == (topic_id, number),
             f"delay log {log.assignment.topic} under {topic_id}-{number}",

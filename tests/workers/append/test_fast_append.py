@@ -36,7 +36,7 @@ from tests.fuzz.mutations import mutate_batch
 from tests.kit.batches import SEED, TIME_US, make_batch, reseal, with_wild_buffer
 from tests.kit.log_files.logs import Bench, assignment, simulated_regions
 from tests.kit.log_files.simdisk import SimDisk, SimFiles
-from workers.append import worker as worker_module
+from workers.append import batch_appender
 from workers.flush.flusher import FlusherSettings
 
 compiled_only = pytest.mark.skipif(
@@ -192,8 +192,8 @@ def test_both_ways_write_the_same_bytes(steps: list[Any], time_type: str) -> Non
         for p in (each.worker._partitions[0] for each in benches)
     ]
     assert known[0] == known[1]
-    assert benches[0].worker._refused_count == benches[1].worker._refused_count
-    assert benches[0].worker._byte_count == benches[1].worker._byte_count
+    assert benches[0].worker._appender.refused_count == benches[1].worker._appender.refused_count
+    assert benches[0].worker._appender.byte_count == benches[1].worker._appender.byte_count
 
 
 @compiled_only
@@ -207,18 +207,18 @@ def test_ordinary_batches_take_the_quick_way_and_odd_ones_the_long_one(
         scanned.append(message.correlation_id)
         return True
 
-    monkeypatch.setattr(bench.worker, "_produce", look)
+    monkeypatch.setattr(bench.worker._appender, "append", look)
     for number, sequence in enumerate((0, 3, 6)):
         bench.send(make_batch(3, producer_id=7, sequence=sequence), correlation_id=number)
     bench.step_worker()
     assert scanned == [0, 1, 2], (
-        "an unknown producer needs thought; `_produce` is replaced, so it stays unknown"
+        "an unknown producer needs thought; `append` is replaced, so it stays unknown"
     )
     monkeypatch.undo()
     for sequence in (0, 3):
         bench.send(make_batch(3, producer_id=7, sequence=sequence))
     bench.step_worker()
-    monkeypatch.setattr(bench.worker, "_produce", look)
+    monkeypatch.setattr(bench.worker._appender, "append", look)
     scanned.clear()
     for compression in ("none", "lz4", "zstd"):
         bench.send(make_batch(3, compression=compression), correlation_id=10)
@@ -237,7 +237,7 @@ def test_what_a_step_counts_wakes_fronts_as_before() -> None:
     bench = make_bench("/data", is_checked=False)
     bench.send(make_batch(3), acks=2)
     bench.step_worker()
-    assert not bench.worker._has_replies
+    assert not bench.worker._appender.has_replies
     bench.send(make_batch(3), acks=ACKS_LEADER)
     rung: list[str] = []
     bench.worker._fronts = [SimpleNamespace(ring=lambda: rung.append("front"))]  # type: ignore[list-item]
@@ -256,7 +256,7 @@ def test_a_quick_way_that_fails_is_left_for_good_and_batches_go_the_long_one(
         calls.append(1)
         raise MemoryError("none left")
 
-    monkeypatch.setattr(worker_module, "fast_append", fail)
+    monkeypatch.setattr(batch_appender, "fast_append", fail)
     for _ in range(2):
         bench.send(make_batch(3))
         bench.step_worker()

@@ -45,8 +45,8 @@ def state_of(bench: Bench) -> list[Any]:
         ],
         opened._slots,
         opened._of_slot,
-        bench.worker._refused_count,
-        bench.worker._byte_count,
+        bench.worker._appender.refused_count,
+        bench.worker._appender.byte_count,
         {name: bytes(bench.regions[name].bytes) for name in REGIONS},
     ]
 
@@ -125,8 +125,8 @@ class History:
 def test_both_ways_leave_the_same_bytes_and_transactions(seed: int) -> None:
     time_type = ("CreateTime", "LogAppendTime")[seed % 2]
     benches = [make_bench(is_checked=checked, time_type=time_type) for checked in (False, True)]
-    assert benches[0].worker._has_fast_path
-    assert not benches[1].worker._has_fast_path
+    assert benches[0].worker._appender._has_fast_path
+    assert not benches[1].worker._appender._has_fast_path
     history = History(random.Random(seed), benches)
     for _ in range(150):
         history.step()
@@ -134,19 +134,19 @@ def test_both_ways_leave_the_same_bytes_and_transactions(seed: int) -> None:
         coordinator.settle()
     quick, long = map(state_of, benches)
     assert quick == long
-    assert benches[0].worker._has_fast_path, "the kernel has failed at no batch"
+    assert benches[0].worker._appender._has_fast_path, "the kernel has failed at no batch"
 
 
 def long_way(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Correlation ids of the batches that take the long way from now on."""
     found: list[int] = []
-    produce = bench.worker._produce
+    produce = bench.worker._appender.append
 
     def note(source: int, message: LaneMessage) -> bool:
         found.append(message.correlation_id)
         return produce(source, message)
 
-    monkeypatch.setattr(bench.worker, "_produce", note)
+    monkeypatch.setattr(bench.worker._appender, "append", note)
     return found
 
 
@@ -196,9 +196,9 @@ def test_a_batch_whose_epoch_is_not_taken_any_more_takes_the_long_way(
         registered: dict[str, Any] = {"sealed": [(PID, 0, SEALED)], "gone": []}
         coordinator.decide(1, ended, registered.get(after, [(PID, 1)]))
     found = long_way(bench, monkeypatch)
-    refused = bench.worker._refused_count
+    refused = bench.worker._appender.refused_count
     bench.send(transactional(sequence=2), correlation_id=7)
     bench.settle()
     assert found
     assert set(found) == {7}
-    assert bench.worker._refused_count == refused + 1
+    assert bench.worker._appender.refused_count == refused + 1

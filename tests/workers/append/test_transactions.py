@@ -152,7 +152,7 @@ def test_a_decision_that_arrives_within_the_step_is_read_before_a_batch_is_refus
 ) -> None:
     assert results(it, transactional()) == [0]
     it.send(transactional(epoch=1))
-    take = it.worker._produce
+    take = it.worker._appender.append
     late = [True]
 
     def produce(source: int, message: Any) -> bool:
@@ -160,7 +160,7 @@ def test_a_decision_that_arrives_within_the_step_is_read_before_a_batch_is_refus
             coordinator.decide(1, [(PID, 0, COMMIT)], [(PID, 1)])
         return take(source, message)
 
-    monkeypatch.setattr(it.worker, "_produce", produce)
+    monkeypatch.setattr(it.worker._appender, "append", produce)
     it.settle()
     assert [result for result, _ in it.answers()][-2:] == [0, 0]
     assert ends_of(it) == [(0, 0, 1)]
@@ -349,7 +349,7 @@ def test_a_ring_that_is_full_delays_markers_and_each_is_written_once() -> None:
     ordinal = coordinator.decide(1, [(PID, 0, COMMIT)], [(PID, 1)])
     it.step_worker()
     it.step_worker()
-    assert it.worker._blocked
+    assert it.worker._appender.is_blocked
     assert len(it.worker._opened.open_transactions.slots_of((PID, 0))) > 4
     it.send(transactional(epoch=1))
     coordinator.settle()

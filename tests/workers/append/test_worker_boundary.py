@@ -21,9 +21,8 @@ from tailrace.format.record_batch.batch_header import checksum_seed
 from tests.kit.batches import TOPIC_ID, make_batch
 from tests.kit.log_files.logs import Bench, assignment, bench, simulated_regions
 from tests.kit.log_files.simdisk import SimDisk, SimFiles
+from workers.append import batch_appender, partitions
 from workers.append import batch_validation as batch_checks
-from workers.append import partitions
-from workers.append import worker as worker_module
 from workers.append.descriptor_index import DescriptorIndex
 from workers.append.partitions import OPEN_RETRY_NS
 from workers.append.worker import EXPIRY_INTERVAL_NS, Worker
@@ -47,8 +46,8 @@ def known(it: Bench) -> tuple[Any, ...]:
     ("owner", "name"),
     [
         (batch_checks, "verify_batch"), (batch_checks, "validate_batch"), (ProducerTable, "decide"),
-        (worker_module, "header_position"),
-        (worker_module, "stamp_appended"), (RingWriter, "write"),
+        (batch_appender, "header_position"),
+        (batch_appender, "stamp_appended"), (RingWriter, "write"),
     ],
 )  # fmt: skip
 def test_a_batch_that_fails_anywhere_is_refused_leaves_nothing_and_is_not_read_again(
