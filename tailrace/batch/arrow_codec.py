@@ -37,7 +37,6 @@ from tailrace.format.record_batch.batch_header import (
     BatchChecksumError,
     BatchFormatError,
     BatchHeader,
-    insert_header,
     verify_batch,
 )
 from tailrace.format.record_batch.batch_validation import (
@@ -46,6 +45,7 @@ from tailrace.format.record_batch.batch_validation import (
     UnsafeBatchError,
     unpacked_bytes,
 )
+from tailrace.format.record_batch.header_stamps import insert_header
 from tailrace.format.schema import DEFAULT_SCHEMA, TIMESTAMP_TYPE, to_message
 from tailrace.kernel.batch_shape import shape_of
 

@@ -57,7 +57,7 @@ from tailrace.core.validation import (
     whole,
 )
 from tailrace.fetch.fetch_loop import FetchLoop
-from tailrace.fetch.fetcher import PartitionPosition
+from tailrace.fetch.partition_position import PartitionPosition
 from tailrace.fetch.record_buffer import RecordBuffer
 from tailrace.group.dead_letter_queue import Producers
 from tailrace.protocol.frame import Api

@@ -19,7 +19,7 @@ from tailrace.core.records import OffsetAndTimestamp, to_timestamp_us
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.core.validation import by_partition, partition_list, partition_of
 from tailrace.fetch.fetch_loop import FetchLoop
-from tailrace.fetch.fetcher import PartitionPosition
+from tailrace.fetch.partition_position import PartitionPosition
 from tailrace.fetch.timestamp_search import first_records_at
 from tailrace.protocol.frame import Api
 

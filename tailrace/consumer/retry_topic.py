@@ -61,7 +61,9 @@ from tailrace.core.topic_names import (
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.core.units import duration_ms
 from tailrace.fetch.fetch_loop import FetchLoop
-from tailrace.fetch.fetcher import Fetcher, PartitionPosition, TakenBatch, UnknownSchemaError
+from tailrace.fetch.fetcher import Fetcher
+from tailrace.fetch.partition_position import PartitionPosition, TakenBatch
+from tailrace.fetch.read_errors import UnknownSchemaError
 from tailrace.group.dead_letter_queue import DeadLetter, DeadLetters, Producers, until_known
 from tailrace.protocol.frame import Api
 

@@ -21,7 +21,7 @@ from tailrace.core.errors import InvalidRequestError, UnknownTopicError, Unknown
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.core.validation import partition_of, partitions_named
 from tailrace.fetch.fetch_loop import FetchLoop
-from tailrace.fetch.fetcher import PartitionPosition
+from tailrace.fetch.partition_position import PartitionPosition
 from tailrace.fetch.record_buffer import RecordBuffer
 
 if TYPE_CHECKING:

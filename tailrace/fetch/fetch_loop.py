@@ -28,8 +28,10 @@ from tailrace.core.errors import (
     UnsupportedBatchError,
 )
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.fetch.fetcher import Fetcher, PartitionPosition, corrupt_error
+from tailrace.fetch.fetcher import Fetcher
 from tailrace.fetch.hash_slot_barrier import HashSlotBarrier
+from tailrace.fetch.partition_position import PartitionPosition
+from tailrace.fetch.read_errors import corrupt_error
 from tailrace.protocol.frame import Api
 
 REFUSED_RETRY_NS = 10_000_000

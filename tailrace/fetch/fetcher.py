@@ -46,6 +46,8 @@ from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_CONTROL,
     BatchFormatError,
     BatchHeader,
+)
+from tailrace.format.record_batch.header_peek import (
     frame_at,
     has_no_rows_at,
     header_is_intact,

@@ -25,7 +25,7 @@ from tailrace.client.connections.steps import Steps
 from tailrace.client.topics.list_offsets import LOG_END, At
 from tailrace.core.errors import TailraceError
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.fetch.fetcher import PartitionPosition
+from tailrace.fetch.partition_position import PartitionPosition
 
 RETRY_INTERVAL_NS = 1_000_000_000
 Sources = list[tuple[PartitionPosition, int]]

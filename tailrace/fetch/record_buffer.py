@@ -38,7 +38,8 @@ from tailrace.client.records.serdes import failure_at
 from tailrace.core.errors import TailraceError
 from tailrace.core.records import Record
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.fetch.fetcher import PartitionPosition, UnknownSchemaError, corrupt_error
+from tailrace.fetch.partition_position import PartitionPosition
+from tailrace.fetch.read_errors import UnknownSchemaError, corrupt_error
 
 RECORDS_AT_ONCE = 64
 """The number of records that are made at a time when a program asks for fewer."""

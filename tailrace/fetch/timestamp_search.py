@@ -18,7 +18,9 @@ from tailrace.core.errors import RequestTimeoutError
 from tailrace.core.records import OffsetAndTimestamp
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.fetch_loop import FetchLoop
-from tailrace.fetch.fetcher import Fetcher, PartitionPosition, UnknownSchemaError
+from tailrace.fetch.fetcher import Fetcher
+from tailrace.fetch.partition_position import PartitionPosition
+from tailrace.fetch.read_errors import UnknownSchemaError
 
 
 def first_records_at(

@@ -17,7 +17,7 @@ from tailrace.core.error_codes import ERROR_TABLE, ErrorCode
 from tailrace.core.errors import TailraceError, error_for
 from tailrace.core.records import OffsetAndMetadata
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.fetch.fetcher import PartitionPosition
+from tailrace.fetch.partition_position import PartitionPosition
 from tailrace.group.offset_commit import POLL_INTERVAL_NS, RETRY_NS
 from tailrace.protocol.frame import Api
 from tailrace.protocol.json_messages import encode_json

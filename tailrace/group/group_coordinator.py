@@ -30,7 +30,7 @@ from tailrace.core.records import ConsumerGroupMetadata, OffsetAndMetadata
 from tailrace.core.topic_names import with_retry_topics
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.fetch_loop import FetchLoop
-from tailrace.fetch.fetcher import PartitionPosition
+from tailrace.fetch.partition_position import PartitionPosition
 from tailrace.fetch.record_buffer import RecordBuffer
 from tailrace.group.assignment import AssignedPartitions
 from tailrace.group.committed_offsets import PositionLookup, fetch_committed

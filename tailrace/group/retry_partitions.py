@@ -13,7 +13,7 @@ from tailrace.core.error_codes import ErrorCode
 from tailrace.core.records import Record
 from tailrace.core.topic_names import is_of_group, is_retry_topic, is_shared, retry_topics
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.fetch.fetcher import PartitionPosition
+from tailrace.fetch.partition_position import PartitionPosition
 from tailrace.protocol.frame import Api
 
 TOPICS_AT_ONCE = 16

@@ -39,7 +39,8 @@ def encoded_batch(rows: RecordBuffer, schema_id: int, seed: int) -> bytearray:
 
     It has no producer id yet. `seed` is that of the header's checksum.
     """
-    from tailrace.format.record_batch.batch_header import HEADER_BYTES, BatchHeader, fill_header
+    from tailrace.format.record_batch.batch_header import HEADER_BYTES, BatchHeader
+    from tailrace.format.record_batch.header_stamps import fill_header
 
     stamps_us = rows.stamps_us()
     if not len(stamps_us):
@@ -58,7 +59,7 @@ def stamp_batch(
     """Write producer id, epoch and sequence into a batch with a
     header, and the header's checksum.
     """
-    from tailrace.format.record_batch.batch_header import stamp_producer
+    from tailrace.format.record_batch.header_stamps import stamp_producer
 
     with memoryview(batch) as view:
         stamp_producer(

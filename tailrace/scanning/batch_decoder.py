@@ -30,7 +30,7 @@ from tailrace.core.errors import (
     UnsupportedBatchError,
 )
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.fetch.fetcher import UnknownSchemaError, too_large_error
+from tailrace.fetch.read_errors import UnknownSchemaError, too_large_error
 from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_COMPRESSED,
     ATTRIBUTE_LOG_APPEND_TIME,

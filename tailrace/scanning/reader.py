@@ -18,7 +18,7 @@ from tailrace.core.errors import (
     UnsupportedBatchError,
 )
 from tailrace.core.log import logger
-from tailrace.fetch.fetcher import UnknownSchemaError
+from tailrace.fetch.read_errors import UnknownSchemaError
 from tailrace.scanning.batch import Source, StoredBatch
 from tailrace.scanning.batch_decoder import BatchDecoder, needs_bodies
 from tailrace.scanning.latest.latest_offsets import check_key

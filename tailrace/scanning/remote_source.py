@@ -32,13 +32,10 @@ from tailrace.core.errors import (
 )
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.fetch_loop import FetchLoop
-from tailrace.fetch.fetcher import PartitionPosition
+from tailrace.fetch.partition_position import PartitionPosition
 from tailrace.fetch.timestamp_search import first_records_at
-from tailrace.format.record_batch.batch_header import (
-    BatchFormatError,
-    header_is_intact,
-    verify_batch,
-)
+from tailrace.format.record_batch.batch_header import BatchFormatError, verify_batch
+from tailrace.format.record_batch.header_peek import header_is_intact
 from tailrace.protocol.frame import Api
 from tailrace.scanning.batch import StoredBatch, damage_error
 from tailrace.scanning.options import ScanSettings

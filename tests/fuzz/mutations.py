@@ -16,7 +16,8 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from tailrace.format.record_batch.batch_header import HEADER_BYTES, compute_body_crc, seal_header
+from tailrace.format.record_batch.batch_header import HEADER_BYTES, compute_body_crc
+from tailrace.format.record_batch.header_stamps import seal_header
 from tailrace.protocol.frame import Api
 from tests.fuzz.conversations import BINARY_FIELDS, Request
 from tests.fuzz.produce_mutations import bend_batches

@@ -14,11 +14,9 @@ from tailrace.format.record_batch.batch_header import (
     checksum_seed,
     compute_body_crc,
     header_position,
-    seal_header,
-    stamp_appended,
-    stamp_producer,
     verify_batch,
 )
+from tailrace.format.record_batch.header_stamps import seal_header, stamp_appended, stamp_producer
 from tailrace.format.schema import DEFAULT_SCHEMA
 from tailrace.kernel.reference_arrow import default_rows
 

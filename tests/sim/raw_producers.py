@@ -22,7 +22,8 @@ from tailrace.client.connections.connection import Connection
 from tailrace.client.connections.steps import call_json_now
 from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.error_codes import ErrorCode
-from tailrace.format.record_batch.batch_header import REMEMBERED_BATCHES, stamp_producer
+from tailrace.format.record_batch.batch_header import REMEMBERED_BATCHES
+from tailrace.format.record_batch.header_stamps import stamp_producer
 from tailrace.kernel.reference_arrow import default_rows
 from tailrace.protocol import credit_messages, produce_messages
 from tailrace.protocol.frame import PRODUCE_FRAMES_MAX, Api

@@ -32,7 +32,7 @@ from tailrace.consumer.consumer import Consumer
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.format.record_batch.batch_header import stamp_producer
+from tailrace.format.record_batch.header_stamps import stamp_producer
 from tailrace.format.segments.segment import (
     Walk,
     file_name,

@@ -345,7 +345,7 @@ def test_a_corrupt_batch_is_an_error_with_its_range_or_skipped_and_counted(
 
 def _damaged(data: bytes) -> bytes:
     """One bit of the fifth batch's body."""
-    from tailrace.format.record_batch.batch_header import frame_at
+    from tailrace.format.record_batch.header_peek import frame_at
     from tailrace.format.segments.segment import schema_message_length
 
     position = schema_message_length(lambda length, at: data[at : at + length])

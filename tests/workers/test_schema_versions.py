@@ -17,7 +17,7 @@ from shm.messages.lane_messages import Assignment
 from tailrace.batch import arrow_codec
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.crc32c import Readable
-from tailrace.format.record_batch.batch_header import stamp_producer
+from tailrace.format.record_batch.header_stamps import stamp_producer
 from tailrace.format.schema import to_message
 from tests.kit.batches import SEED, TIME_US
 from tests.kit.log_files.logs import Bench, assignment, bench

@@ -36,6 +36,8 @@ from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_DELAYED,
     BatchHeader,
     header_position,
+)
+from tailrace.format.record_batch.header_stamps import (
     stamp_append_time,
     stamp_appended,
     stamp_min_tick,

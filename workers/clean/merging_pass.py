@@ -32,8 +32,8 @@ from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_SPARSE,
     BatchHeader,
     checksum_seed,
-    stamp_merged,
 )
+from tailrace.format.record_batch.header_stamps import stamp_merged
 from tailrace.format.segments.transaction_index import AbortedBatches
 from workers.clean.cleaned_file import CleanedFile, remove_files
 from workers.clean.plain_batches import PlainBatches

@@ -26,9 +26,9 @@ from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_LOG_APPEND_TIME,
     END_OF_STREAM,
     BatchHeader,
-    insert_header,
 )
 from tailrace.format.record_batch.batch_validation import null_count_of
+from tailrace.format.record_batch.header_stamps import insert_header
 from tailrace.format.schema import TIMESTAMP_TYPE
 from workers.clean.sources import UnreadableError
 from workers.clean.superseded import offsets_of

@@ -16,12 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tailrace.format.record_batch.batch_header import (
-    BatchFormatError,
-    BatchHeader,
-    frame_at,
-    verify_batch,
-)
+from tailrace.format.record_batch.batch_header import BatchFormatError, BatchHeader, verify_batch
+from tailrace.format.record_batch.header_peek import frame_at
 from tailrace.format.record_batch.sparse_batch import decode_sparse_batch
 from tailrace.format.segments.segment import file_name, schema_message_length
 from tailrace.format.segments.transaction_index import (

@@ -49,8 +49,8 @@ from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_TRANSACTIONAL,
     BatchHeader,
     checksum_seed,
-    insert_header,
 )
+from tailrace.format.record_batch.header_stamps import insert_header
 from workers.delays.changing_transaction import ChangingTransaction
 from workers.delays.dead_delays import DeadDelays
 from workers.delays.delay_log.batches import LogBatch, LogBatches, ticks_of

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 from tailrace.core.delays import TICK_BITS, TICK_MASK
 from tailrace.format.crc32c import Readable
-from tailrace.format.record_batch.batch_header import ATTRIBUTE_CONTROL, BatchHeader, insert_header
+from tailrace.format.record_batch.batch_header import ATTRIBUTE_CONTROL, BatchHeader
+from tailrace.format.record_batch.header_stamps import insert_header
 
 RETRY_NS = 1_000_000_000
 """Time after which an unsettled mark or batch is resent: it was refused (a full

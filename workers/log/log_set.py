@@ -22,7 +22,7 @@ from shm.messages.lane_messages import Assignment
 from shm.tables.partition_table import PartitionState, PartitionTable
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.directory.data_dir import QUARANTINE_DIRECTORY
-from tailrace.format.record_batch.batch_header import leader_epoch_at
+from tailrace.format.record_batch.header_peek import leader_epoch_at
 from workers.log.files.active_segment import pending_from_bytes
 from workers.log.files.journal import JournalBatch
 from workers.log.partition_log import PartitionLog

@@ -25,13 +25,8 @@ from shm.crash_points import crash_point
 from shm.messages.lane_messages import Assignment
 from tailrace.format.crc32c import Readable
 from tailrace.format.directory.partition_metadata import DamagedRange
-from tailrace.format.record_batch.batch_header import (
-    END_OF_STREAM,
-    BatchFormatError,
-    frame_at,
-    schema_id_at,
-    verify_batch,
-)
+from tailrace.format.record_batch.batch_header import END_OF_STREAM, BatchFormatError, verify_batch
+from tailrace.format.record_batch.header_peek import frame_at, schema_id_at
 from tailrace.format.segments.segment import PRODUCERS_SUFFIX, file_name
 from tailrace.format.segments.segment_index import IndexEntry
 from workers.log.files.active_segment import (

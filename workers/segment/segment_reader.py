@@ -9,12 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tailrace.format.directory.partition_metadata import DamagedRange
-from tailrace.format.record_batch.batch_header import (
-    PREFIX_BYTES,
-    BatchHeader,
-    metadata_size_of,
-    schema_id_at,
-)
+from tailrace.format.record_batch.batch_header import PREFIX_BYTES, BatchHeader, metadata_size_of
+from tailrace.format.record_batch.header_peek import schema_id_at
 from tailrace.format.segments.segment import (
     Ending,
     Walk,

@@ -21,10 +21,9 @@ from tailrace.format.record_batch.batch_header import (
     OFFSET_PRODUCER,
     TRANSACTIONAL_PRODUCER_IDS,
     BatchFormatError,
-    frame_at,
-    header_is_intact,
     header_position,
 )
+from tailrace.format.record_batch.header_peek import frame_at, header_is_intact
 
 PEEK_BYTES = 64 << 10
 IsAborted = Callable[[int, int, int], bool]

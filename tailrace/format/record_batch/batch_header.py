@@ -92,13 +92,10 @@ is not below.
 #       crc attr body length | base  delta count | first max append | producer sequence epoch _
 #                                    leader schema
 _FIELDS = struct.Struct("<IIIIqIIqqqqihHiIqqqqIIQHHI")
-_PREFIX = struct.Struct("<II")
-_TAIL = struct.Struct("<HHI")
-_APPEND = struct.Struct("<q")
+PREFIX = struct.Struct("<II")
+TAIL = struct.Struct("<HHI")
 _SEED = struct.Struct("<16si")
 _U32 = struct.Struct("<I")
-_U16 = struct.Struct("<H")
-_I32 = struct.Struct("<i")
 assert _FIELDS.size == HEADER_BYTES
 
 # Offsets, from the header's first byte, of the fields that the broker rewrites.
@@ -266,7 +263,7 @@ def metadata_size_of(data: Readable, start: int = 0) -> int:
 
     Raises BatchFormatError.
     """
-    continuation, metadata_size = _PREFIX.unpack_from(data, start)
+    continuation, metadata_size = PREFIX.unpack_from(data, start)
     if continuation != CONTINUATION:
         raise BatchFormatError(
             "there is no Arrow message here (the continuation mark 0xFFFFFFFF is missing)"
@@ -394,192 +391,3 @@ def verify_batch(batch: memoryview, seed: int) -> BatchHeader:
     if compute_body_crc(batch, position, header.extension_length) != header.body_crc32c:
         raise BatchChecksumError("body checksum does not match")
     return header
-
-
-def seal_header(batch: memoryview, position: int, extension_length: int, seed: int) -> None:
-    """Write the header's checksum for the current fields."""
-    _U32.pack_into(
-        batch,
-        position + OFFSET_HEADER_CRC,
-        compute_header_crc(batch, position, extension_length, seed),
-    )
-
-
-def stamp_appended(
-    batch: memoryview,
-    position: int,
-    header: BatchHeader,
-    *,
-    base_offset: int,
-    append_time_us: int,
-    leader_epoch: int,
-    durable_offset: int,
-    seed: int,
-) -> None:
-    """Set the fields that the worker writes when it appends a batch, and the header's checksum."""
-    _APPEND.pack_into(batch, position + OFFSET_BASE_OFFSET, base_offset)
-    _APPEND.pack_into(batch, position + OFFSET_APPEND_TIME, append_time_us)
-    struct.pack_into("<i", batch, position + OFFSET_LEADER_EPOCH, leader_epoch)
-    _APPEND.pack_into(batch, position + OFFSET_DURABLE_OFFSET, durable_offset)
-    seal_header(batch, position, header.extension_length, seed)
-
-
-def stamp_producer(
-    batch: memoryview, *, producer_id: int, producer_epoch: int, base_sequence: int, seed: int
-) -> None:
-    """Set the producer's fields, when a batch is first sent or sent again under another epoch. The
-    id says if the batch belongs to a transaction.
-    """
-    position = header_position(batch)
-    attributes = _U32.unpack_from(batch, position + OFFSET_ATTRIBUTES)[0]
-    stamped = attributes & ~ATTRIBUTE_TRANSACTIONAL | (
-        ATTRIBUTE_TRANSACTIONAL if producer_id >= TRANSACTIONAL_PRODUCER_IDS else 0
-    )
-    if stamped != attributes:
-        # The version first: a signal handler may interrupt in between, and the next call then
-        # still sees attributes to change.
-        _U16.pack_into(batch, position + OFFSET_VERSION, version_of(stamped))
-        _U32.pack_into(batch, position + OFFSET_ATTRIBUTES, stamped)
-    struct.pack_into(
-        "<qih", batch, position + OFFSET_PRODUCER, producer_id, base_sequence, producer_epoch
-    )
-    seal_header(batch, position, _U32.unpack_from(batch, position + 112)[0], seed)
-
-
-def stamp_required_end(batch: memoryview, end: int) -> None:
-    """Require that the log ends at offset `end`. Seal the header afterwards (`stamp_producer`)."""
-    _APPEND.pack_into(batch, header_position(batch) + OFFSET_DURABLE_OFFSET, end + 1)
-
-
-def insert_header(message: Readable, header: BatchHeader, seed: int) -> bytearray:
-    """Insert our header into the metadata padding of an Arrow IPC message of pyarrow.
-
-    Copies the body once. Lengths and checksums are computed, all other fields come from `header`.
-    """
-    view = memoryview(message)
-    continuation, metadata_size = _PREFIX.unpack_from(view, 0)
-    if continuation != CONTINUATION or metadata_size % 8:
-        raise BatchFormatError("not an encapsulated Arrow message")
-    body_start = PREFIX_BYTES + metadata_size
-    prefix = _PREFIX.pack(CONTINUATION, metadata_size + HEADER_BYTES)
-    return fill_header(
-        bytearray(b"").join(
-            (prefix, view[PREFIX_BYTES:body_start], bytes(HEADER_BYTES), view[body_start:])
-        ),
-        header,
-        seed,
-    )
-
-
-def fill_header(
-    batch: bytearray, header: BatchHeader, seed: int, body_crc: int | None = None
-) -> bytearray:
-    """Write our header into the last HEADER_BYTES of an Arrow IPC message's metadata, and return
-    it.
-
-    `header` is as for `insert_header`. `body_crc` is the checksum of the rest, if known.
-    """
-    body_start = PREFIX_BYTES + _PREFIX.unpack_from(batch, 0)[1]
-    position = body_start - HEADER_BYTES
-    header.batch_length = len(batch)
-    header.extension_length = 0
-    with memoryview(batch) as view:
-        header.body_crc32c = (
-            crc32c(view[body_start:], crc32c(view[:position])) if body_crc is None else body_crc
-        )
-        view[position:body_start] = header.to_bytes()
-        seal_header(view, position, 0, seed)
-    return batch
-
-
-def stamp_min_tick(batch: memoryview, position: int, header: BatchHeader, min_tick: int) -> None:
-    """Set the first open ordinal in a batch of a delay log. Call it before `stamp_appended`."""
-    header.min_tick = min_tick
-    _APPEND.pack_into(batch, position + OFFSET_MIN_TICK, min_tick)
-
-
-def stamp_merged(batch: memoryview, header: BatchHeader, seed: int) -> None:
-    """Mark a batch that is copied as it was into a merged segment."""
-    position = header_position(batch)
-    _U32.pack_into(batch, position + OFFSET_MERGED_COUNT, 1)
-    seal_header(batch, position, header.extension_length, seed)
-
-
-def stamp_append_time(
-    batch: memoryview, position: int, header: BatchHeader, append_time_us: int
-) -> None:
-    """Mark a batch of a topic with message.timestamp.type=LogAppendTime and set its times.
-
-    Call it before `stamp_appended`.
-    """
-    header.attributes |= ATTRIBUTE_LOG_APPEND_TIME
-    header.first_timestamp_us = header.max_timestamp_us = append_time_us
-    _U32.pack_into(batch, position + OFFSET_ATTRIBUTES, header.attributes)
-    struct.pack_into("<qq", batch, position + 32, append_time_us, append_time_us)
-
-
-_LENGTH = struct.Struct("<IqI")
-
-
-def frame_at(data: Readable, start: int, end: int) -> tuple[int, int, int] | None:
-    """(batch_length, base_offset, next_offset) of the batch at `start`, None if its metadata passes
-    `end`.
-
-    A quick check of form for code that forwards batches. An end-of-stream mark has length 0. Raises
-    BatchFormatError.
-    """
-    if end - start < PREFIX_BYTES:
-        return None
-    metadata_size = metadata_size_of(data, start)
-    if metadata_size == 0:
-        return 0, 0, 0
-    position = start + PREFIX_BYTES + metadata_size - HEADER_BYTES
-    if position + HEADER_BYTES > end:
-        return None
-    header_length, version, magic = _TAIL.unpack_from(data, position + HEADER_BYTES - _TAIL.size)
-    if (
-        magic != BATCH_MAGIC
-        or header_length != HEADER_BYTES
-        or not BATCH_VERSION <= version <= NEWEST_BATCH_VERSION
-    ):
-        raise BatchFormatError("the bytes are not a batch header of this version")
-    batch_length, base_offset, last_offset_delta = _LENGTH.unpack_from(data, position + 12)
-    if batch_length < PREFIX_BYTES + metadata_size:
-        raise BatchFormatError(
-            f"batch length {batch_length} contradicts a metadata size of {metadata_size}"
-        )
-    return batch_length, base_offset, base_offset + last_offset_delta + 1
-
-
-def leader_epoch_at(data: Readable, start: int) -> int:
-    """The leader epoch of the batch at `start`, whose form `frame_at` has checked."""
-    return int(_I32.unpack_from(data, header_position(data, start) + OFFSET_LEADER_EPOCH)[0])
-
-
-def schema_id_at(data: Readable, start: int) -> int:
-    """The schema id of the batch at `start`, whose form `frame_at` has checked."""
-    return int(_U32.unpack_from(data, header_position(data, start) + OFFSET_SCHEMA_ID)[0])
-
-
-def has_no_rows_at(batch: memoryview, seed: int) -> bool:
-    """True for a batch without rows, a control batch or a sparse one, whose header matches its
-    checksum. `frame_at` has checked its form.
-    """
-    position = header_position(batch)
-    attributes = _U32.unpack_from(batch, position + OFFSET_ATTRIBUTES)[0]
-    if not attributes & (ATTRIBUTE_CONTROL | ATTRIBUTE_SPARSE):
-        return False
-    record_count = _U32.unpack_from(batch, position + OFFSET_RECORD_COUNT)[0]
-    return record_count == 0 and header_is_intact(batch, seed)
-
-
-def header_is_intact(batch: memoryview, seed: int) -> bool:
-    """True if the header of `batch` matches its checksum, so that its offsets can be trusted."""
-    try:
-        header = read_header(batch)
-    except BatchFormatError:
-        return False
-    return (
-        compute_header_crc(batch, header_position(batch), header.extension_length, seed)
-        == header.header_crc32c
-    )

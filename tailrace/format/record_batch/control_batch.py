@@ -32,9 +32,8 @@ from tailrace.format.record_batch.batch_header import (
     OFFSET_BASE_OFFSET,
     BatchHeader,
     header_position,
-    insert_header,
-    seal_header,
 )
+from tailrace.format.record_batch.header_stamps import insert_header, seal_header
 
 _METADATA_V5 = 4
 _START = struct.Struct(

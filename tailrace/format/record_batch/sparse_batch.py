@@ -34,8 +34,8 @@ from tailrace.format.record_batch.batch_header import (
     SEQUENCE_MODULUS,
     BatchFormatError,
     BatchHeader,
-    insert_header,
 )
+from tailrace.format.record_batch.header_stamps import insert_header
 from tailrace.format.record_batch.sparse_layout import offset_column_name
 
 if TYPE_CHECKING:

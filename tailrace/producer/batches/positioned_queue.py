@@ -13,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 from tailrace.client.topics.topic_metadata import TopicInfo
-from tailrace.format.record_batch.batch_header import stamp_required_end
+from tailrace.format.record_batch.header_stamps import stamp_required_end
 from tailrace.producer.batches.partition_queue import PartitionQueue
 from tailrace.producer.batches.producer_batch import ProducerBatch
 

@@ -33,8 +33,8 @@ from tailrace.format.record_batch.batch_header import (
     NO_PRODUCER,
     NO_SEQUENCE,
     BatchHeader,
-    fill_header,
 )
+from tailrace.format.record_batch.header_stamps import fill_header
 from tailrace.kernel import RECORD_OVERHEAD_BYTES as RECORD_OVERHEAD_BYTES
 from tailrace.kernel import ObjectBuffer, OpenBatch, encoded_batch, keep_message, stamp_batch
 

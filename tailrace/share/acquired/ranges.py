@@ -31,7 +31,8 @@ from tailrace.core.errors import (
 )
 from tailrace.core.records import Record
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.fetch.fetcher import PartitionPosition, TakenBatch, UnknownSchemaError
+from tailrace.fetch.partition_position import PartitionPosition, TakenBatch
+from tailrace.fetch.read_errors import UnknownSchemaError
 
 
 @dataclass(slots=True)

@@ -17,9 +17,9 @@ from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_LOG_APPEND_TIME,
     END_OF_STREAM,
     BatchHeader,
-    frame_at,
     read_header,
 )
+from tailrace.format.record_batch.header_peek import frame_at
 from tailrace.format.record_batch.sparse_batch import cleaned_schema_message, encode_sparse_batch
 from tailrace.format.schema import from_message
 from tailrace.format.segments.segment import SEGMENT_SUFFIX, file_name, segment_bases

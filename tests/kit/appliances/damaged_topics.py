@@ -7,7 +7,8 @@ import struct
 
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import start_embedded
-from tailrace.format.record_batch.batch_header import frame_at, header_position
+from tailrace.format.record_batch.batch_header import header_position
+from tailrace.format.record_batch.header_peek import frame_at
 
 BATCHES = 12
 PER_BATCH = 5

@@ -11,12 +11,8 @@ import pyarrow as pa
 from shm.memory.layout import ProcessWord, Role
 from shm.tables.control import Control
 from tailrace.batch import arrow_codec
-from tailrace.format.record_batch.batch_header import (
-    CONTROL_ABORT,
-    CONTROL_COMMIT,
-    frame_at,
-    verify_batch,
-)
+from tailrace.format.record_batch.batch_header import CONTROL_ABORT, CONTROL_COMMIT, verify_batch
+from tailrace.format.record_batch.header_peek import frame_at
 from tailrace.format.record_batch.sparse_batch import decode_sparse_batch
 from tailrace.format.schema import DEFAULT_SCHEMA
 from tailrace.format.segments.segment import file_name, schema_message_length, segment_bases

@@ -28,10 +28,9 @@ from tailrace.format.record_batch.batch_header import (
     BatchHeader,
     checksum_seed,
     header_position,
-    insert_header,
-    stamp_appended,
     verify_batch,
 )
+from tailrace.format.record_batch.header_stamps import insert_header, stamp_appended
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message
 from tailrace.format.segments import segment_index, transaction_index
 from tailrace.format.segments.segment import INDEX_SUFFIX, file_name

@@ -19,7 +19,8 @@ from shm.messages.lane_messages import Assignment
 from tailrace.batch import arrow_codec as arrow_batch
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
-from tailrace.format.record_batch.batch_header import checksum_seed, stamp_producer
+from tailrace.format.record_batch.batch_header import checksum_seed
+from tailrace.format.record_batch.header_stamps import stamp_producer
 from tailrace.format.schema import DEFAULT_SCHEMA
 from tailrace.format.segments.segment import (
     Walk,

@@ -15,10 +15,9 @@ from tailrace.format.record_batch.batch_header import (
     CONTROL_ABORT,
     TRANSACTIONAL_PRODUCER_IDS,
     BatchHeader,
-    insert_header,
     read_header,
-    stamp_producer,
 )
+from tailrace.format.record_batch.header_stamps import insert_header, stamp_producer
 from tailrace.format.segments.segment import (
     Walk,
     schema_message_length,

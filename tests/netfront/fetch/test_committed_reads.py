@@ -13,7 +13,8 @@ import pytest
 
 from netfront.fetch.log import log_reader, transaction_indexes
 from tailrace.core.error_codes import ErrorCode
-from tailrace.format.record_batch.batch_header import frame_at, read_header
+from tailrace.format.record_batch.batch_header import read_header
+from tailrace.format.record_batch.header_peek import frame_at
 from tailrace.format.segments.segment import INDEX_SUFFIX
 from tailrace.format.segments.transaction_index import (
     ENTRY,

@@ -30,7 +30,8 @@ from tailrace.core.errors import (
     UnknownTopicError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance, embedded, start_embedded
-from tailrace.format.record_batch.batch_header import frame_at, header_position
+from tailrace.format.record_batch.batch_header import header_position
+from tailrace.format.record_batch.header_peek import frame_at
 from tailrace.format.schema import HEADER_TYPE
 from tailrace.scanning import local_source as segment_files
 from tailrace.scanning import planner, reader

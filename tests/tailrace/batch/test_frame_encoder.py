@@ -23,12 +23,8 @@ from tailrace.batch.encoded_rows import EncodedRows
 from tailrace.batch.frame_encoder import default_rows
 from tailrace.core.errors import SchemaMismatchError
 from tailrace.format.crc32c import crc32c
-from tailrace.format.record_batch.batch_header import (
-    HEADER_BYTES,
-    BatchHeader,
-    fill_header,
-    insert_header,
-)
+from tailrace.format.record_batch.batch_header import HEADER_BYTES, BatchHeader
+from tailrace.format.record_batch.header_stamps import fill_header, insert_header
 from tailrace.format.schema import DEFAULT_SCHEMA, from_message, to_message
 from tailrace.kernel import reference_frames
 from tailrace.kernel import small_batch as few_rows

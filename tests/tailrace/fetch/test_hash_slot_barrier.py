@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tailrace.fetch.partition_position import PartitionPosition
 
 from tailrace.client.connections.steps import lifted, run_at_once
 from tailrace.client.topics.list_offsets import At
@@ -14,7 +15,6 @@ from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError
 from tailrace.core.hash_slots import HandOver
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.fetch.fetcher import PartitionPosition
 from tailrace.fetch.hash_slot_barrier import RETRY_INTERVAL_NS, HashSlotBarrier
 
 

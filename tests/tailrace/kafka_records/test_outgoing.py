@@ -14,10 +14,9 @@ from tailrace.format.record_batch.batch_header import (
     CONTROL_COMMIT,
     header_position,
     read_header,
-    stamp_appended,
-    stamp_producer,
 )
 from tailrace.format.record_batch.control_batch import empty_message, encode_marker
+from tailrace.format.record_batch.header_stamps import stamp_appended, stamp_producer
 from tailrace.format.record_batch.sparse_batch import encode_sparse_batch
 from tailrace.kafka_records import outgoing
 from tailrace.kafka_records.errors import KafkaError, KafkaRecordsError

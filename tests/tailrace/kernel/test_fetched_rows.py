@@ -17,13 +17,8 @@ from tailrace.batch import arrow_codec as arrow_batch
 from tailrace.core.errors import TailraceError
 from tailrace.core.records import Record
 from tailrace.format.record_batch.arrow_metadata import read_record_batch
-from tailrace.format.record_batch.batch_header import (
-    compute_body_crc,
-    header_position,
-    read_header,
-    seal_header,
-    stamp_appended,
-)
+from tailrace.format.record_batch.batch_header import compute_body_crc, header_position, read_header
+from tailrace.format.record_batch.header_stamps import seal_header, stamp_appended
 from tailrace.format.schema import DEFAULT_SCHEMA
 from tailrace.kernel.reference_arrow import default_rows
 

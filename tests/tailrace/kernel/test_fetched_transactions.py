@@ -7,11 +7,8 @@ import pytest
 from tailrace import kernel
 from tailrace.batch import arrow_codec
 from tailrace.core.records import Record
-from tailrace.format.record_batch.batch_header import (
-    TRANSACTIONAL_PRODUCER_IDS,
-    header_position,
-    seal_header,
-)
+from tailrace.format.record_batch.batch_header import TRANSACTIONAL_PRODUCER_IDS, header_position
+from tailrace.format.record_batch.header_stamps import seal_header
 from tailrace.format.schema import DEFAULT_SCHEMA
 from tests.kit.batches import SEED, make_batch, stamped
 

@@ -27,8 +27,8 @@ from shm.tables.control import Control
 from tailrace import kernel
 from tailrace.batch import arrow_codec as arrow_batch
 from tailrace.format.record_batch.arrow_metadata import SchemaLayout, read_schema
-from tailrace.format.record_batch.batch_header import stamp_required_end
 from tailrace.format.record_batch.batch_validation import MESSAGE_MAX_BYTES
+from tailrace.format.record_batch.header_stamps import stamp_required_end
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message
 from tailrace.kernel import reference_codec
 from tailrace.kernel.batch_shape import shape_of

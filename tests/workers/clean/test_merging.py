@@ -24,9 +24,9 @@ from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_DELAYED,
     ATTRIBUTE_LOG_APPEND_TIME,
     BatchHeader,
-    frame_at,
     verify_batch,
 )
+from tailrace.format.record_batch.header_peek import frame_at
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message
 from tailrace.format.segments.segment import file_name, schema_message_length, segment_bases
 from tailrace.format.segments.transaction_index import (

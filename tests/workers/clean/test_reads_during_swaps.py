@@ -18,7 +18,8 @@ from netfront.fetch.log.read_result import LogReadError, Span
 from netfront.fetch.lookup.timestamp_lookup import TimestampLookup
 from shm.crash_points import armed
 from tailrace.core.error_codes import ErrorCode
-from tailrace.format.record_batch.batch_header import frame_at, read_header
+from tailrace.format.record_batch.batch_header import read_header
+from tailrace.format.record_batch.header_peek import frame_at
 from tests.kit.batches import TIME_US
 from tests.kit.log_files.compacted_logs import SWAP_POINTS, World, batches, compacted
 from tests.kit.log_files.logs import bench

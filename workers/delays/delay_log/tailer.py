@@ -16,12 +16,8 @@ from collections.abc import Iterator
 
 from shm.tables.partition_table import PartitionState
 from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
-from tailrace.format.record_batch.batch_header import (
-    BatchFormatError,
-    BatchHeader,
-    frame_at,
-    verify_batch,
-)
+from tailrace.format.record_batch.batch_header import BatchFormatError, BatchHeader, verify_batch
+from tailrace.format.record_batch.header_peek import frame_at
 from tailrace.format.segments.segment import (
     INDEX_SUFFIX,
     file_name,

@@ -35,9 +35,9 @@ from tailrace.format.record_batch.batch_header import (
     BatchHeader,
     checksum_seed,
     header_position,
-    stamp_appended,
     verify_batch,
 )
+from tailrace.format.record_batch.header_stamps import stamp_appended
 from tailrace.format.schema import DEFAULT_SCHEMA, delay_schema, to_message
 from tailrace.format.segments.segment import INDEX_SUFFIX, file_name
 from tailrace.format.segments.segment_index import IndexEntry, encode_entries, encode_header

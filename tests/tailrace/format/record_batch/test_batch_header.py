@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.format.record_batch import batch_header as bh
+from tailrace.format.record_batch import header_stamps
 from tailrace.format.schema import DEFAULT_SCHEMA
 from tests.kit.batches import SEED, TOPIC_ID, make_batch
 
@@ -24,7 +25,7 @@ def golden_batch() -> bytes:
     data = make_batch(3, producer_id=7, epoch=2, sequence=40)
     with memoryview(data) as view:
         header = bh.read_header(view)
-        bh.stamp_appended(
+        header_stamps.stamp_appended(
             view,
             bh.header_position(view),
             header,
@@ -69,7 +70,9 @@ def test_version_and_attribute_must_agree() -> None:
 def test_a_batch_sent_again_under_a_plain_id_is_of_version_1_again() -> None:
     data = make_batch(3, producer_id=1 << 62)
     with memoryview(data) as view:
-        bh.stamp_producer(view, producer_id=7, producer_epoch=0, base_sequence=0, seed=SEED)
+        header_stamps.stamp_producer(
+            view, producer_id=7, producer_epoch=0, base_sequence=0, seed=SEED
+        )
     assert bytes(data) == bytes(make_batch(3, producer_id=7))
 
 
@@ -136,7 +139,7 @@ def test_appending_changes_nothing_but_the_header() -> None:
     data = make_batch(4)
     before = bytes(data)
     with memoryview(data) as view:
-        bh.stamp_appended(
+        header_stamps.stamp_appended(
             view,
             bh.header_position(view),
             bh.read_header(view),

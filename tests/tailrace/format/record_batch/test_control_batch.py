@@ -11,11 +11,11 @@ from tailrace.format.record_batch.batch_header import (
     CONTROL_COMMIT,
     TRANSACTIONAL_PRODUCER_IDS,
     header_position,
-    stamp_appended,
     verify_batch,
 )
 from tailrace.format.record_batch.batch_validation import validate_batch
 from tailrace.format.record_batch.control_batch import MarkerTemplate, empty_message, encode_marker
+from tailrace.format.record_batch.header_stamps import stamp_appended
 from tailrace.format.schema import to_message
 from tests.kit.log_files.schemas import SCHEMAS
 
