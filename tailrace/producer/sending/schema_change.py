@@ -25,13 +25,13 @@ from tailrace.core.errors import SchemaMismatchError
 from tailrace.format.record_batch.batch_header import NO_PRODUCER
 from tailrace.producer.batches.accumulator import NS_PER_MS, RecordAccumulator
 from tailrace.producer.batches.partition_queue import PartitionQueue
-from tailrace.producer.sending.topic_change import Change, TopicChange
+from tailrace.producer.sending.topic_change import Change, KnownTopicChange
 
 RETRY_NS = 20 * NS_PER_MS
 """Interval of METADATA requests until the front has the version that its worker has."""
 
 
-class SchemaChange(TopicChange):
+class SchemaChange(KnownTopicChange):
     """Topics whose newest schema is not that of the producer's batches."""
 
     def __init__(
@@ -45,32 +45,11 @@ class SchemaChange(TopicChange):
         super().__init__(accumulator, connection, now_ns, RETRY_NS)
         self._on_moved = on_moved
 
-    def begin(self, old: TopicInfo) -> None:
-        """The worker has refused a batch of the schema of `old`."""
-        self._add(old)
-        for queue in self._queues(old):
-            queue.awaits_map = True
+    def _described(self, old: TopicInfo, info: TopicInfo) -> TopicInfo | None:
+        return info.delay_log if old.delay_of else info
 
-    def _needs_metadata(self, change: Change, now_ns: int) -> bool:
-        return change.new is None
-
-    def _on_described(self, change: Change, info: TopicInfo | None) -> None:
-        if change.new is not None:
-            return
-        if info is not None and change.old.delay_of:
-            info = info.delay_log
-        if info is None or info.topic_id != change.old.topic_id:
-            self._release(change)  # the topic is gone: the next response says so
-        elif info.schema_id != change.old.schema_id and info.has_all_schemas:
-            change.new = info
-            self._try_move(change)
-
-    def _release(self, change: Change) -> None:
-        for queue in self._queues(change.old):
-            queue.awaits_map = False
-            if queue.has_work:
-                self._accumulator.mark_ready(queue)
-        self._changes.pop(change.old.topic_id, None)
+    def _has_changed(self, old: TopicInfo, info: TopicInfo) -> bool:
+        return info.schema_id != old.schema_id and info.has_all_schemas
 
     def _try_move(self, change: Change) -> bool:
         """Have all batches converted, if all sent ones have an outcome."""

@@ -137,7 +137,51 @@ class TopicChange:
         raise NotImplementedError
 
 
-class SlotMapChange(TopicChange):
+class KnownTopicChange(TopicChange):
+    """Changes of topics that keep their id. Their queues wait until METADATA shows the change."""
+
+    def begin(self, old: TopicInfo) -> None:
+        """The topic has changed since `old`."""
+        self._add(old)
+        for queue in self._queues(old):
+            queue.awaits_map = True
+
+    def _needs_metadata(self, change: Change, now_ns: int) -> bool:
+        return change.new is None
+
+    def _on_described(self, change: Change, info: TopicInfo | None) -> None:
+        old = change.old
+        if change.new is not None:
+            return
+        if info is not None:
+            info = self._described(old, info)
+        if info is None or info.topic_id != old.topic_id:
+            self._release(change)  # the topic is gone: the next response says so
+        elif self._has_changed(old, info):
+            change.new = info
+            self._try_move(change)
+
+    def _described(self, old: TopicInfo, info: TopicInfo) -> TopicInfo | None:
+        """The topic or delay log that `old` is, in the METADATA of its topic."""
+        return info
+
+    def _has_changed(self, old: TopicInfo, info: TopicInfo) -> bool:
+        """True if METADATA shows the change."""
+        raise NotImplementedError
+
+    def _release(self, change: Change) -> None:
+        for queue in self._queues(change.old):
+            queue.awaits_map = False
+            if queue.has_work:
+                self._accumulator.mark_ready(queue)
+        self._changes.pop(change.old.topic_id, None)
+
+    def _queues(self, info: TopicInfo) -> list[PartitionQueue]:
+        """The queues of the topic."""
+        raise NotImplementedError
+
+
+class SlotMapChange(KnownTopicChange):
     """Topics whose hash slots moved."""
 
     def __init__(
@@ -146,12 +190,6 @@ class SlotMapChange(TopicChange):
         super().__init__(accumulator, connection, now_ns, SLOT_MAP_RETRY_NS)
         self.on_moved: Callable[[TopicInfo], None] = lambda _info: None
         """Called when a topic's queues were replaced."""
-
-    def begin(self, old: TopicInfo) -> None:
-        """The slots of the topic have moved since `old`."""
-        self._add(old)
-        for queue in self._queues(old):
-            queue.awaits_map = True
 
     def usable(self, info: TopicInfo) -> TopicInfo:
         """The topic to route records by, given its METADATA. It stays the known one while batches
@@ -179,25 +217,8 @@ class SlotMapChange(TopicChange):
             target.ready.append(part)
             self._accumulator.mark_ready(target)
 
-    def _needs_metadata(self, change: Change, now_ns: int) -> bool:
-        return change.new is None
-
-    def _on_described(self, change: Change, info: TopicInfo | None) -> None:
-        old = change.old
-        if change.new is not None:
-            return
-        if info is None or info.topic_id != old.topic_id:
-            self._release(change)  # the topic is gone: the next response says so
-        elif info.owners is not None and info.slot_map_version != old.slot_map_version:
-            change.new = info
-            self._try_move(change)
-
-    def _release(self, change: Change) -> None:
-        for queue in self._queues(change.old):
-            queue.awaits_map = False
-            if queue.has_work:
-                self._accumulator.mark_ready(queue)
-        self._changes.pop(change.old.topic_id, None)
+    def _has_changed(self, old: TopicInfo, info: TopicInfo) -> bool:
+        return info.owners is not None and info.slot_map_version != old.slot_map_version
 
     def _try_move(self, change: Change) -> bool:
         """Route all batches by the new map, if all sent ones have an outcome."""
