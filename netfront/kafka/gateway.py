@@ -1,9 +1,9 @@
 """Kafka gateway: a front that speaks Kafka's protocol, in a process of its own (`tr-kafka-N`).
 
 It is started by `kafka.listen` and loaded by nothing else. Inside it runs an ordinary front
-(`netfront.agent.front_agent.Front`), whose clients are the Kafka connections (`netfront.kafka.exchange.peers`).
-So a record of a Kafka client goes the way of every record: lane, worker, ring, flusher; and is read
-from segments by the same code.
+(`netfront.agent.front_agent.Front`), whose clients are the Kafka connections
+(`netfront.kafka.exchange.peers`). So a record of a Kafka client goes the way of every record: lane,
+worker, ring, flusher; and is read from segments by the same code.
 
 - `Listener`: sockets, frames, the order of responses.
 - `Dispatcher`: the handler of each request.

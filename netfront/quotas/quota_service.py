@@ -22,16 +22,16 @@ Crash: balances are lost. A restarted front begins with full buckets.
 
 from __future__ import annotations
 
-import struct
-from collections import deque
 from collections.abc import Callable, Container, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from netfront.fetch.purgatory import Fetch
+from netfront.quotas.message_cost import api_of, mutation_count
 from netfront.quotas.prefix_usage import PrefixUsage
 from netfront.quotas.quota_gate import GateClock, QuotaGate
+from netfront.quotas.session_quotas import ParkedMessage, SessionQuotas, Usage
 from netfront.session.responses import Responses
 from netfront.session.sessions import Session, Sessions
 from netfront.socket.flow_control import Credit, CreditLedger
@@ -39,7 +39,7 @@ from shm.quotas.quota_rules import ANONYMOUS, QUOTAS, Entity, Rules, parse_rules
 from shm.tables.measurements import ThrottleState
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol import json_messages
-from tailrace.protocol.frame import REQUEST_HEADER_BYTES, Api, WireError
+from tailrace.protocol.frame import Api, WireError
 
 if TYPE_CHECKING:
     from shm.rights.authorizer import Principal
@@ -57,64 +57,7 @@ _MUTATIONS = frozenset(
         int(Api.UNDELETE_TOPICS), int(Api.PURGE_TOPICS),
     )
 )  # fmt: skip
-_API = struct.Struct("<4xH2xQ")
 _RATES = tuple(name for name, row in QUOTAS.items() if row.is_rate)
-
-
-class _Parked(NamedTuple):
-    """A message that waits for the rate of requests."""
-
-    frames: list[bytes]
-    byte_count: int
-
-
-class Usage:
-    """Use that an entity makes of a sum."""
-
-    __slots__ = ("ids", "limit", "sessions")
-
-    def __init__(self) -> None:
-        self.limit = 0
-        self.sessions: set[int] = set()
-        """Words of open sessions."""
-        self.ids: dict[str, tuple[int, int]] = {}
-        """Transactional id -> (session word, its transaction timeout); after the session's end
-        (0, time when its transaction has ended at the latest).
-        """
-
-
-class SessionQuotas:
-    """The quotas of one session."""
-
-    __slots__ = (
-        "connections",
-        "fetch_gate",
-        "mutation_gate",
-        "parked",
-        "produce_gate",
-        "request_gate",
-        "session",
-        "transactions",
-    )
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.produce_gate: QuotaGate | None = None
-        self.fetch_gate: QuotaGate | None = None
-        self.request_gate: QuotaGate | None = None
-        self.mutation_gate: QuotaGate | None = None
-        self.connections: Usage | None = None
-        self.transactions: tuple[Usage, int, Entity] | None = None
-        self.parked: deque[_Parked] = deque()
-
-    def gates(self) -> list[QuotaGate]:
-        found = (self.produce_gate, self.fetch_gate, self.request_gate, self.mutation_gate)
-        return [gate for gate in found if gate is not None]
-
-    @property
-    def is_empty(self) -> bool:
-        """True if no quota concerns the session."""
-        return not self.gates() and self.connections is None and self.transactions is None
 
 
 class QuotaService:
@@ -305,7 +248,7 @@ class QuotaService:
         requests, mutations = quotas.request_gate, quotas.mutation_gate
         if requests is None and mutations is None and not quotas.parked:
             return False
-        api = _api_of(frames)
+        api = api_of(frames)
         if api in _NEVER_PARKED:
             if requests is not None and requests.room(0):
                 requests.take(1)
@@ -340,7 +283,7 @@ class QuotaService:
         if quotas.request_gate is not None:
             quotas.request_gate.take(1)
         if mutations is not None:
-            mutations.take(_mutation_count(frames))
+            mutations.take(mutation_count(frames))
         return True
 
     def _park(self, quotas: SessionQuotas, frames: list[bytes]) -> None:
@@ -354,7 +297,7 @@ class QuotaService:
                 f"of {key.text}; wait for their responses",
             )
         self._parked_bytes[key] = parked_bytes
-        quotas.parked.append(_Parked(list(frames), byte_count))
+        quotas.parked.append(ParkedMessage(list(frames), byte_count))
 
     def _unpark(self, quotas: SessionQuotas) -> list[bytes]:
         parked = quotas.parked.popleft()
@@ -375,7 +318,7 @@ class QuotaService:
         """Handle the parked messages that the gates let pass."""
         while quotas.parked and quotas.session.quota in (quotas, None):
             frames = quotas.parked[0].frames
-            if not self._passes(quotas, _api_of(frames), frames):
+            if not self._passes(quotas, api_of(frames), frames):
                 return
             self._handle(self._unpark(quotas))
 
@@ -489,25 +432,3 @@ def _named(key: Entity) -> dict[str, str]:
 def _user(principal: Principal | None) -> str:
     """The user of a connection; ANONYMOUS where the appliance has no users."""
     return ANONYMOUS if principal is None else principal.user
-
-
-def _api_of(frames: list[bytes]) -> int:
-    """The API number of a message, 0 if it has no header."""
-    header = frames[1] if len(frames) > 1 else b""
-    return int(_API.unpack_from(header)[0]) if len(header) == REQUEST_HEADER_BYTES else 0
-
-
-def _mutation_count(frames: list[bytes]) -> int:
-    """Partitions that a request creates or deletes, about: 1 for a topic whose number it does not
-    have.
-    """
-    try:
-        topics = orjson.loads(frames[2])["topics"]
-        return max(1, sum(_partitions_of(topic) for topic in topics))
-    except (LookupError, TypeError, ValueError):
-        return 1
-
-
-def _partitions_of(topic: Any) -> int:
-    count = topic.get("partitions", 1) if isinstance(topic, dict) else 1
-    return min(count, 1 << 20) if type(count) is int and count > 0 else 1

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tailrace.fetch.partition_position import PartitionPosition
 
 from tailrace.client.config.settings import ConsumerSettings
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.fetcher import Fetcher
+from tailrace.fetch.partition_position import PartitionPosition
 from tailrace.format.schema import DEFAULT_SCHEMA
 from tailrace.protocol import fetch_messages
 from tailrace.protocol.fetch_messages import FetchedEntry, FetchRequest

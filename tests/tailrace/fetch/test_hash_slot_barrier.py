@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tailrace.fetch.partition_position import PartitionPosition
 
 from tailrace.client.connections.steps import lifted, run_at_once
 from tailrace.client.topics.list_offsets import At
@@ -16,6 +15,7 @@ from tailrace.core.errors import TailraceError
 from tailrace.core.hash_slots import HandOver
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.hash_slot_barrier import RETRY_INTERVAL_NS, HashSlotBarrier
+from tailrace.fetch.partition_position import PartitionPosition
 
 
 class Reader:
