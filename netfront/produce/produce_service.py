@@ -23,7 +23,6 @@ import orjson
 
 from netfront.partition_routes import PartitionRoutes
 from netfront.produce.append_target import (
-    AppendTarget,
     Batch,
     ConnectedWorker,
     WorkerLink,
@@ -31,6 +30,7 @@ from netfront.produce.append_target import (
 )
 from netfront.produce.pending_produces import TOKEN_INDEX_MASK, PendingProduce, PendingProduces
 from netfront.produce.ring_acks import Answer
+from netfront.produce.target_cache import TargetCache
 from netfront.session.responses import Responses
 from netfront.session.sessions import Session, Sessions
 from netfront.socket.flow_control import CreditLedger
@@ -107,13 +107,7 @@ class ProduceService:
         self._on_settled = on_settled
         self._pending_produces = PendingProduces(SESSION_PRODUCES_MAX, PRODUCES_MAX)
         """Requests with batches that a worker has."""
-        self._targets: dict[tuple[bytes, int], AppendTarget] = {}
-        """Targets by topic id and partition. Cleared when routes change."""
-        self._targets_of = -1
-        """`PartitionRoutes.changes` at the time the targets were made."""
-        self._blocked: frozenset[bytes] = frozenset()
-        """Ids of topics beyond a quota of stored bytes or delayed records."""
-        self._blocked_changes = 0
+        self._targets = TargetCache(routing, self._workers)
         self.on_access: Callable[[Session, str, list[bytes]], None] | None = None
         """Gets the topics that a worker got batches for, where writing is audited."""
         self.owners: ProducerOwners | None = None
@@ -135,9 +129,7 @@ class ProduceService:
 
     def block(self, topic_ids: frozenset[bytes]) -> None:
         """Refuse batches for these topics and delay logs, and for no others."""
-        self._blocked = topic_ids
-        self._targets.clear()
-        self._blocked_changes += 1
+        self._targets.block(topic_ids)
 
     # ---- in --------------------------------------------------------------------------------------
 
@@ -290,14 +282,8 @@ class ProduceService:
 
         `batch_token` is the token of the first batch.
         """
-        principal = session.principal
-        if principal is not None:
-            find_target = self._targets_for(principal).get
-        else:
-            if self._targets_of != self._routing.changes:
-                self._targets.clear()
-                self._targets_of = self._routing.changes
-            find_target = self._targets.get
+        principal, targets = session.principal, self._targets
+        find_target = targets.known(principal).get
         barred = None if principal is None else self._barred(principal, batches)
         word, now_ns = session.word, self.now_ns
         refused: list[tuple[int, ErrorCode]] = []
@@ -306,52 +292,36 @@ class ProduceService:
             for (topic_id, partition, slot_map_version, length), batch in zip(
                 entries, batches, strict=True
             ):
-                target = find_target((topic_id, partition)) or self._find_target(
+                code = ErrorCode.OK
+                target = find_target((topic_id, partition)) or targets.find(
                     topic_id, partition, principal
                 )
                 if target is None:
-                    refused.append((index, self._refusal(topic_id, principal)))
-                    released += length
-                    index += 1
-                    continue
-                outbox, write, slot, bytes_max, has_slot_maps, refuses = target
-                if barred and index in barred:
-                    refused.append((index, barred[index]))
-                    released += length
-                    index += 1
-                    continue
-                if (
-                    length > bytes_max
-                    or length <= HEADER_BYTES
-                    or refuses
-                    or (has_slot_maps and not 0 < slot_map_version <= VERSION_MAX)
-                ):
-                    refused.append((index, refusal_code(target, length, slot_map_version)))
+                    code = targets.refusal(topic_id, principal)
+                elif barred and index in barred:
+                    code = barred[index]
+                else:
+                    outbox, write, slot, bytes_max, has_slot_maps, refuses = target
+                    if (
+                        length > bytes_max
+                        or length <= HEADER_BYTES
+                        or refuses
+                        or (has_slot_maps and not 0 < slot_map_version <= VERSION_MAX)
+                    ):
+                        code = refusal_code(target, length, slot_map_version)
+                if code:
+                    refused.append((index, code))
                     released += length
                     index += 1
                     continue
                 flags = acks | slot_map_version << SLOT_MAP_SHIFT if has_slot_maps else acks
+                token = batch_token + index if batch_token else 0
                 if outbox.waiting or not write(
-                    _PRODUCE,
-                    slot,
-                    flags,
-                    word,
-                    batch_token + index if batch_token else 0,
-                    now_ns,
-                    (batch,),
+                    _PRODUCE, slot, flags, word, token, now_ns, (batch,)
                 ):
                     # a memoryview would keep its whole frame alive
                     own = bytes(batch) if type(batch) is memoryview else batch
-                    outbox.waiting.append(
-                        Batch(
-                            slot,
-                            flags,
-                            session,
-                            batch_token + index if batch_token else 0,
-                            now_ns,
-                            own,
-                        )
-                    )
+                    outbox.waiting.append(Batch(slot, flags, session, token, now_ns, own))
                 else:
                     released += length
                 index += 1
@@ -377,51 +347,6 @@ class ProduceService:
                     found = found or {}
                     found[index] = code
         return found
-
-    def _targets_for(self, principal: Principal) -> dict[tuple[bytes, int], AppendTarget]:
-        """The targets that a principal may write to, as far as it has used them."""
-        made_after = self._routing.changes, self._blocked_changes
-        if principal.targets_of != made_after:
-            principal.targets.clear()
-            principal.targets_of = made_after
-        return principal.targets
-
-    def _refusal(self, topic_id: bytes, principal: Principal | None) -> ErrorCode:
-        """The error code for a batch without a target."""
-        if not self._routing.knows(topic_id):
-            return ErrorCode.UNKNOWN_TOPIC
-        if principal is not None:
-            name = self._routing.topic_name(topic_id) or ""
-            if not principal.may("write", "topic", name):
-                is_visible = principal.may("describe", "topic", name)
-                return ErrorCode.NOT_AUTHORIZED if is_visible else ErrorCode.UNKNOWN_TOPIC
-        return ErrorCode.PARTITION_OUT_OF_RANGE
-
-    def _find_target(
-        self, topic_id: bytes, partition: int, principal: Principal | None
-    ) -> AppendTarget | None:
-        route = self._routing.find(topic_id, partition)
-        if route is None:
-            return None
-        targets = self._targets
-        if principal is not None:
-            name = self._routing.topic_name(topic_id) or ""
-            if not principal.may("write", "topic", name):
-                return None
-            targets = principal.targets
-        outbox = self._workers[route.worker].outbox
-        lane, settings = outbox.lane, route.settings
-        refuses = 0
-        if topic_id in self._blocked:
-            refuses = int(ErrorCode.QUOTA_EXCEEDED)
-        elif route.delay_of and not settings["delay.enabled"]:
-            refuses = int(ErrorCode.DELAY_NOT_ENABLED)
-        target = targets[topic_id, partition] = AppendTarget(
-            outbox, lane.try_write, route.slot,
-            min(int(settings["max.message.bytes"]), lane.payload_max), bool(route.slot_counts),
-            refuses,
-        )  # fmt: skip
-        return target
 
     def _write(self, lane: LaneWriter, item: Batch) -> bool:
         """Write a waiting batch to its worker's lane and release its credit."""

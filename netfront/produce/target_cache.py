@@ -1,0 +1,89 @@
+"""Target cache: the append targets of all partitions, found once and kept until routes, rights or quotas change.
+
+Owner: one front.
+
+Invariants: a target that a principal is given is one that it may write to.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from netfront.partition_routes import PartitionRoutes
+from netfront.produce.append_target import AppendTarget, ConnectedWorker
+from tailrace.core.error_codes import ErrorCode
+
+if TYPE_CHECKING:
+    from shm.rights.authorizer import Principal
+
+
+class TargetCache:
+    """The targets by topic id and partition, and for each principal those that it has used."""
+
+    def __init__(self, routing: PartitionRoutes, workers: dict[int, ConnectedWorker]) -> None:
+        self._routing = routing
+        self._workers = workers
+        self._targets: dict[tuple[bytes, int], AppendTarget] = {}
+        """Cleared when routes change."""
+        self._targets_of = -1
+        """`PartitionRoutes.changes` at the time the targets were made."""
+        self._blocked: frozenset[bytes] = frozenset()
+        """Ids of topics beyond a quota of stored bytes or delayed records."""
+        self._blocked_changes = 0
+
+    def block(self, topic_ids: frozenset[bytes]) -> None:
+        """Refuse batches for these topics and delay logs, and for no others."""
+        self._blocked = topic_ids
+        self._targets.clear()
+        self._blocked_changes += 1
+
+    def known(self, principal: Principal | None) -> dict[tuple[bytes, int], AppendTarget]:
+        """The targets found so far, of a principal those that it may write to."""
+        if principal is None:
+            if self._targets_of != self._routing.changes:
+                self._targets.clear()
+                self._targets_of = self._routing.changes
+            return self._targets
+        made_after = self._routing.changes, self._blocked_changes
+        if principal.targets_of != made_after:
+            principal.targets.clear()
+            principal.targets_of = made_after
+        return principal.targets
+
+    def find(
+        self, topic_id: bytes, partition: int, principal: Principal | None
+    ) -> AppendTarget | None:
+        """Find and keep a target. None: see `refusal`."""
+        route = self._routing.find(topic_id, partition)
+        if route is None:
+            return None
+        targets = self._targets
+        if principal is not None:
+            name = self._routing.topic_name(topic_id) or ""
+            if not principal.may("write", "topic", name):
+                return None
+            targets = principal.targets
+        outbox = self._workers[route.worker].outbox
+        lane, settings = outbox.lane, route.settings
+        refuses = 0
+        if topic_id in self._blocked:
+            refuses = int(ErrorCode.QUOTA_EXCEEDED)
+        elif route.delay_of and not settings["delay.enabled"]:
+            refuses = int(ErrorCode.DELAY_NOT_ENABLED)
+        target = targets[topic_id, partition] = AppendTarget(
+            outbox, lane.try_write, route.slot,
+            min(int(settings["max.message.bytes"]), lane.payload_max), bool(route.slot_counts),
+            refuses,
+        )  # fmt: skip
+        return target
+
+    def refusal(self, topic_id: bytes, principal: Principal | None) -> ErrorCode:
+        """The error code for a batch without a target."""
+        if not self._routing.knows(topic_id):
+            return ErrorCode.UNKNOWN_TOPIC
+        if principal is not None:
+            name = self._routing.topic_name(topic_id) or ""
+            if not principal.may("write", "topic", name):
+                is_visible = principal.may("describe", "topic", name)
+                return ErrorCode.NOT_AUTHORIZED if is_visible else ErrorCode.UNKNOWN_TOPIC
+        return ErrorCode.PARTITION_OUT_OF_RANGE
