@@ -1,4 +1,4 @@
-"""Target cache: the append targets of all partitions, found once and kept until routes, rights or quotas change.
+"""Target cache: the append target of each partition, kept until routes, rights or quotas change.
 
 Owner: one front.
 

@@ -173,7 +173,7 @@ def test_version_1_is_answered_as_before_beside_version_2(
     }
     assert {number: headers[number].version for number in (good, many, bad, late)} == {
         good: 1,
-        many: 3,
+        many: 4,
         bad: 1,
         late: 1,
     }
@@ -192,10 +192,11 @@ def test_version_1_is_answered_as_before_beside_version_2(
         ([1, 1], 1),
         ([1, 2], 2),
         ([2, 2], 2),
-        ([1, 7], 3),
-        ([2, 9], 3),
-        ([3, 9], 3),
-        ([4, 9], None),
+        ([1, 7], 4),
+        ([2, 9], 4),
+        ([3, 9], 4),
+        ([4, 9], 4),
+        ([5, 9], None),
         ([0, 0], None),
     ],
 )
