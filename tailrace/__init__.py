@@ -95,7 +95,7 @@ _NAMES = {
         "TransactionBranch",
         "WrittenPartition",
     ),
-    "core.recurrence": ("Recurrence", "RecurrenceError"),
+    "core.schedule.recurrence": ("Recurrence", "RecurrenceError"),
     "embedded_appliance": ("EmbeddedAppliance", "embedded"),
     "group.rebalance_listener": ("ConsumerRebalanceListener", "RebalanceListener"),
     "idempotent.snowflake": ("IdGenerator",),

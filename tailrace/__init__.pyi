@@ -69,8 +69,8 @@ from tailrace.core.records import OffsetAndMetadata as OffsetAndMetadata
 from tailrace.core.records import OffsetAndTimestamp as OffsetAndTimestamp
 from tailrace.core.records import Record as Record
 from tailrace.core.records import RecordMetadata as RecordMetadata
-from tailrace.core.recurrence import Recurrence as Recurrence
-from tailrace.core.recurrence import RecurrenceError as RecurrenceError
+from tailrace.core.schedule.recurrence import Recurrence as Recurrence
+from tailrace.core.schedule.recurrence import RecurrenceError as RecurrenceError
 from tailrace.core.topic_partition import TopicPartition as TopicPartition
 from tailrace.core.transaction_branches import FinishedBranch as FinishedBranch
 from tailrace.core.transaction_branches import PreparedTransaction as PreparedTransaction

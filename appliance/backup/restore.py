@@ -34,7 +34,7 @@ from appliance.catalog.database import SCHEMA_VERSION as CATALOG_VERSION
 from appliance.catalog.recovery import PRODUCER_IDS_PER_SECOND
 from appliance.groups.store.schema import SCHEMA_VERSION as GROUPS_VERSION
 from shm.crash_points import crash_point
-from tailrace.core.delays import DELAY_SUFFIX
+from tailrace.core.schedule.delays import DELAY_SUFFIX
 from tailrace.format.directory import checked_json
 from tailrace.format.directory.data_dir import (
     CATALOG_FILE,

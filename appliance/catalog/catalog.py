@@ -50,9 +50,9 @@ from appliance.catalog.tables.schemas import (
 )
 from appliance.catalog.tables.stored_settings import StoredSettings
 from appliance.catalog.transaction import Database, Done, Effects, Failed, Transaction
-from tailrace.core.delays import delay_log_name
 from tailrace.core.errors import DiskFullError, StorageError, TailraceError
 from tailrace.core.hash_slots import HASH_SLOTS, HandOver, owners_after, ranges_of
+from tailrace.core.schedule.delays import delay_log_name
 
 __all__ = [
     "Catalog", "CatalogFullError", "MissingDirectoryError", "PartitionRow", "Topic", "delay_log_of",

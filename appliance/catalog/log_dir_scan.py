@@ -11,7 +11,7 @@ import re
 from dataclasses import replace
 from typing import NamedTuple
 
-from tailrace.core.delays import DELAY_SUFFIX, delay_log_name
+from tailrace.core.schedule.delays import DELAY_SUFFIX, delay_log_name
 from tailrace.format.directory.data_dir import BIN_DIRECTORY, bin_name
 from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
 from tailrace.format.segments.segment import OLD_SEGMENT_SUFFIX, SEGMENT_SUFFIX

@@ -19,8 +19,8 @@ from appliance.catalog.deleted_topics import DeletedTopic, deleted_topic
 from appliance.catalog.log_dir_scan import FoundPartition
 from appliance.catalog.rows import SchemaVersion
 from appliance.config.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
-from tailrace.core.delays import DELAY_SUFFIX, delay_log_name
 from tailrace.core.hash_slots import HandOver, births, missing_sources, owners_after, ranges_of
+from tailrace.core.schedule.delays import DELAY_SUFFIX, delay_log_name
 from tailrace.format.directory.partition_metadata import PARTITION_FILE, Decision, PartitionMetadata
 
 SENTENCES_MAX = 5

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from tailrace.core.delays import DELAY_SUFFIX, parse_levels
 from tailrace.core.errors import InvalidSettingError, InvalidTopicNameError
 from tailrace.core.hash_slots import HASH_SLOTS
+from tailrace.core.schedule.delays import DELAY_SUFFIX, parse_levels
 from tailrace.core.units import examples, whole_number
 
 PARTITIONS_MAX = 1024

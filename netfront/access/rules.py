@@ -35,9 +35,9 @@ from shm.rights.acl import (
     WRITE,
 )
 from shm.rights.authorizer import Principal
-from tailrace.core.delays import parse_delay_id
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError
+from tailrace.core.schedule.delays import parse_delay_id
 from tailrace.protocol.frame import Api, WireError
 
 Need: TypeAlias = tuple[str, str, str]

@@ -21,7 +21,6 @@ from tailrace.client.records.delay_changes import (
     results_of,
     without_ids,
 )
-from tailrace.core.delays import moment_us
 from tailrace.core.errors import (
     DelayNotEnabledError,
     InvalidRecordError,
@@ -29,7 +28,8 @@ from tailrace.core.errors import (
     TailraceError,
     UnknownTopicError,
 )
-from tailrace.core.recurrence import Recurrence
+from tailrace.core.schedule.delays import moment_us
+from tailrace.core.schedule.recurrence import Recurrence
 from tailrace.core.validation import name_of, optional_text_bytes, whole
 from tailrace.protocol.frame import Api
 

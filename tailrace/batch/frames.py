@@ -21,13 +21,13 @@ from tailrace.batch.encoded_rows import EncodedRows
 from tailrace.batch.frame_encoder import default_rows, typed_rows
 from tailrace.batch.picked_rows import PickedRows
 from tailrace.client.topics.topic_metadata import TopicInfo
-from tailrace.core.delays import HORIZON_DAYS, HORIZON_US, parse_levels, rounded_to_level
 from tailrace.core.errors import (
     InvalidRecordError,
     SchemaMismatchError,
     UnsupportedBatchError,
 )
 from tailrace.core.hash_slots import STAYS, slot_of
+from tailrace.core.schedule.delays import HORIZON_DAYS, HORIZON_US, parse_levels, rounded_to_level
 from tailrace.format.schema import (
     DEFAULT_SCHEMA,
     DELAY_FIELDS,

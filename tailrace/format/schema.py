@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tailrace.core.delays import DELAY_COLUMNS, DUE_COLUMN, ORIGIN_COLUMN, REPEAT_COLUMN
 from tailrace.core.errors import InvalidSchemaError, SchemaMismatchError
+from tailrace.core.schedule.delays import DELAY_COLUMNS, DUE_COLUMN, ORIGIN_COLUMN, REPEAT_COLUMN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -32,7 +32,7 @@ from tailrace.client.tracing.setting import spans_of
 from tailrace.core import fork
 from tailrace.core.errors import InvalidTransactionError, RequestTimeoutError, TailraceError
 from tailrace.core.records import ConsumerGroupMetadata, Headers, OffsetAndMetadata, Record
-from tailrace.core.recurrence import Recurrence
+from tailrace.core.schedule.recurrence import Recurrence
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.core.transaction_branches import (
     FinishedBranch,

@@ -19,7 +19,6 @@ from tailrace.client.config.settings import ProducerSettings
 from tailrace.client.connections.steps import Steps
 from tailrace.client.records.partitioners import DefaultPartitioner, ModuloPartitioner, Partitioner
 from tailrace.client.records.serdes import serialized
-from tailrace.core.delays import due_time_us
 from tailrace.core.errors import (
     InvalidRecordError,
     PartitionOutOfRangeError,
@@ -29,7 +28,8 @@ from tailrace.core.errors import (
 )
 from tailrace.core.hash_slots import slot_of
 from tailrace.core.records import Headers
-from tailrace.core.recurrence import Recurrence
+from tailrace.core.schedule.delays import due_time_us
+from tailrace.core.schedule.recurrence import Recurrence
 from tailrace.core.validation import partition_number
 from tailrace.producer.batches.partition_queue import PartitionQueue
 from tailrace.producer.batches.producer_batch import (

@@ -13,10 +13,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from tailrace.client.topics.topic_metadata import TopicInfo
-from tailrace.core.delays import due_time_us
 from tailrace.core.errors import InvalidRecordError, SchemaMismatchError
 from tailrace.core.records import Headers, to_timestamp_us
-from tailrace.core.recurrence import Recurrence, RecurrenceError
+from tailrace.core.schedule.delays import due_time_us
+from tailrace.core.schedule.recurrence import Recurrence, RecurrenceError
 
 HEADER_OVERHEAD_BYTES = 16
 

@@ -18,7 +18,6 @@ from tailrace.client.config.settings import ProducerSettings
 from tailrace.client.connections.steps import Steps
 from tailrace.client.topics.new_topic import create_request
 from tailrace.client.topics.topic_metadata import TopicInfo, topics_from_metadata
-from tailrace.core.delays import due_time_us
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
     DelayNotEnabledError,
@@ -28,6 +27,7 @@ from tailrace.core.errors import (
     error_for,
 )
 from tailrace.core.hash_slots import HASH_SLOTS, SLOT_COUNT, Owners
+from tailrace.core.schedule.delays import due_time_us
 from tailrace.kernel import PartitionCache
 from tailrace.producer.batches.partition_queue import PartitionQueue
 from tailrace.producer.record_validation import Delay

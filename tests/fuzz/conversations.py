@@ -20,8 +20,8 @@ from tailrace import Admin, NewTopic
 from tailrace.admin.admin import create_request
 from tailrace.batch import arrow_codec as arrow_batch
 from tailrace.client.topics.topic_metadata import TopicInfo
-from tailrace.core.delays import delay_id
 from tailrace.core.records import Headers
+from tailrace.core.schedule.delays import delay_id
 from tailrace.format.record_batch.header_stamps import stamp_producer
 from tailrace.format.schema import delay_schema, to_message
 from tailrace.kernel.reference_arrow import default_rows

@@ -17,9 +17,9 @@ from appliance.config.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAUL
 from shm.memory.layout import Role
 from tailrace.admin.admin import Admin
 from tailrace.consumer.consumer import Consumer
-from tailrace.core.delays import delay_log_name
 from tailrace.core.errors import CorruptBatchError
 from tailrace.core.records import Record
+from tailrace.core.schedule.delays import delay_log_name
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.producer.producer import Producer
 from tailrace.producer.sending.sender_thread import SenderThread

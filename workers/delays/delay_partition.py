@@ -44,7 +44,7 @@ import pyarrow as pa
 from shm.crash_points import crash_point
 from shm.messages.lane_messages import Assignment
 from shm.tables.partition_table import PartitionState
-from tailrace.core.delays import NONE_DELIVERED, TICK_BITS, TICK_MASK, TICK_US
+from tailrace.core.schedule.delays import NONE_DELIVERED, TICK_BITS, TICK_MASK, TICK_US
 from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_TRANSACTIONAL,
     BatchHeader,

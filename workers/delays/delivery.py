@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from shm.messages.lane_messages import Assignment
 from tailrace.batch import arrow_codec
-from tailrace.core.delays import TICK_US
+from tailrace.core.schedule.delays import TICK_US
 from tailrace.format.record_batch.arrow_metadata import read_schema
 from tailrace.format.record_batch.batch_header import ATTRIBUTE_DELAYED, BatchHeader, checksum_seed
 from tailrace.format.record_batch.batch_validation import validate_batch

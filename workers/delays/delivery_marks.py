@@ -18,7 +18,7 @@ Crash: `closed` is in the manifest. The rest starts from its initial state.
 
 from __future__ import annotations
 
-from tailrace.core.delays import TICK_BITS, TICK_MASK
+from tailrace.core.schedule.delays import TICK_BITS, TICK_MASK
 from tailrace.format.crc32c import Readable
 from tailrace.format.record_batch.batch_header import ATTRIBUTE_CONTROL, BatchHeader
 from tailrace.format.record_batch.header_stamps import insert_header

@@ -17,7 +17,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.core.recurrence import Recurrence
+from tailrace.core.schedule.recurrence import Recurrence
 from workers.delays.delay_log.batches import shown_due_us
 from workers.delays.delay_log.reservations import Reservations
 from workers.delays.store.pending_store import PendingStore

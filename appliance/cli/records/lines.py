@@ -29,7 +29,7 @@ from tailrace.core.errors import (
     TailraceError,
 )
 from tailrace.core.records import RecordMetadata
-from tailrace.core.recurrence import Recurrence
+from tailrace.core.schedule.recurrence import Recurrence
 from tailrace.producer.producer import Producer
 
 COUNT_EVERY = 1_000

@@ -18,7 +18,7 @@ from collections.abc import Container, Mapping
 from appliance.catalog.catalog import PartitionRow, Topic
 from appliance.control.placement.dedicated_workers import DedicatedWorkers
 from shm.queues.doorbell import Doorbell
-from tailrace.core.delays import DELAY_SUFFIX
+from tailrace.core.schedule.delays import DELAY_SUFFIX
 
 
 class PartitionPlacement:

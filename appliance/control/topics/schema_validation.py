@@ -12,8 +12,8 @@ from typing import Any
 from appliance.catalog.catalog import Topic
 from appliance.config.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
 from appliance.control.request_fields import SHOWN_MAX, is_whole, shown_name
-from tailrace.core.delays import DELAY_COLUMNS
 from tailrace.core.errors import InvalidRequestError, InvalidSchemaError, InvalidSettingError
+from tailrace.core.schedule.delays import DELAY_COLUMNS
 from tailrace.format.record_batch.arrow_metadata import ArrowMetadataError, read_schema
 
 SCHEMA_MAX_BYTES = 64 << 10

@@ -1,8 +1,8 @@
 """Commands on topics: each request is checked (`settings_validation`, `schema_validation`), then
 decided in the catalog. `metadata_publisher` publishes the decision.
 
-A topic with delays has a delay log (`tailrace.core.delays`), a second topic that is created,
-changed and deleted with it.
+A topic with delays has a delay log (`tailrace.core.schedule.delays`), a second topic that is
+created, changed and deleted with it.
 
 Owner: the controller.
 Invariants: each method takes one entry of a request and returns the topics as decided; no topics if
@@ -32,7 +32,6 @@ from appliance.control.topics.schema_validation import (
 from appliance.control.topics.settings_validation import SettingsValidation
 from shm.memory.layout import SlotState
 from shm.tables.partition_table import PartitionState
-from tailrace.core.delays import delay_log_name
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
     InvalidRequestError,
@@ -44,6 +43,7 @@ from tailrace.core.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
+from tailrace.core.schedule.delays import delay_log_name
 
 TOPIC_ID_BYTES = 16
 

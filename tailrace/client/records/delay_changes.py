@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tailrace.core.delays import due_time_us, moment_us
 from tailrace.core.error_codes import ErrorCode, code_of
 from tailrace.core.errors import InvalidRecordError, InvalidRequestError, TailraceError, error_for
+from tailrace.core.schedule.delays import due_time_us, moment_us
 from tailrace.core.validation import mapping_of, name_list, name_of
 
 CHANGES_AT_ONCE = 2_000

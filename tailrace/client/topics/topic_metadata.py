@@ -10,10 +10,10 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING, Any
 
-from tailrace.core.delays import DELAY_COLUMNS, delay_log_name
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import MalformedRequestError, UnknownTopicError
 from tailrace.core.hash_slots import HandOver, Owners, hand_over_of, owners_in
+from tailrace.core.schedule.delays import DELAY_COLUMNS, delay_log_name
 from tailrace.format.record_batch.batch_header import checksum_seed
 
 if TYPE_CHECKING:

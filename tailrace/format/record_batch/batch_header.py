@@ -80,7 +80,7 @@ sequences without a known outcome.
 REMEMBERED_BATCHES_ONCE = 5
 """The same for an appliance that supports only version 1 of PRODUCE."""
 _TICK_US, _TICK_MASK = 1_000, (1 << 44) - 1
-"""Copies from `tailrace.core.delays`, which is not imported here to save its import time."""
+"""Copies from `tailrace.core.schedule.delays`, which is not imported here: it costs import time."""
 NO_PRODUCER = -1
 NO_SEQUENCE = -1
 SEQUENCE_MODULUS = 1 << 31
@@ -155,8 +155,8 @@ class BatchHeader:
     delay_position: int = -1
     """In a delivered batch: the offset of its last row in the delay log."""
     min_tick: int = -1
-    """In a delay log: the first ordinal (`tailrace.core.delays`) that was open at the append. In a
-    delivered batch: the last row's ordinal.
+    """In a delay log: the first ordinal (`tailrace.core.schedule.delays`) that was open at the
+    append. In a delivered batch: the last row's ordinal.
     """
     extension_length: int = 0
     header_crc32c: int = 0

@@ -24,10 +24,10 @@ import numpy as np
 from tailrace.batch import arrow_codec
 from tailrace.batch.encoded_rows import EncodedRows
 from tailrace.client.topics.topic_metadata import TopicInfo
-from tailrace.core.delays import DUE_COLUMN, DelayIds, delay_id
 from tailrace.core.errors import SchemaMismatchError, TailraceError, UnsupportedBatchError
 from tailrace.core.hash_slots import STAYS, slot_of
 from tailrace.core.records import BatchMetadata, RecordMetadata
+from tailrace.core.schedule.delays import DUE_COLUMN, DelayIds, delay_id
 from tailrace.format.record_batch.batch_header import (
     HEADER_BYTES,
     NO_PRODUCER,

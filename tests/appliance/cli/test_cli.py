@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from appliance.cli.commands.monitoring.status import command as status_command
 from tailrace import Admin
-from tailrace.core.delays import delay_id
+from tailrace.core.schedule.delays import delay_id
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.cli import run
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tailrace.core.delays import delay_id
+from tailrace.core.schedule.delays import delay_id
 from tailrace.protocol.frame import Api
 
 ORDERS, LETTERS = "0a" * 16, "0b" * 16

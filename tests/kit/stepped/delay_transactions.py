@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tailrace.core.delays import tick_of
+from tailrace.core.schedule.delays import tick_of
 from tests.kit.stepped.coordinator import ABORT, COMMIT, PID, Coordinator
 from tests.kit.stepped.delays import DelayWorld, Killed, Row
 from workers.delays.changing_transaction import ChangingTransaction

@@ -16,8 +16,8 @@ import pytest
 from shm.messages.lane_messages import Assignment, LaneKind
 from shm.queues.lane import LaneWriter
 from tailrace.batch import arrow_codec as arrow_batch
-from tailrace.core.delays import DUE_COLUMN, TICK_BITS, TICK_US, tick_of
-from tailrace.core.recurrence import Recurrence
+from tailrace.core.schedule.delays import DUE_COLUMN, TICK_BITS, TICK_US, tick_of
+from tailrace.core.schedule.recurrence import Recurrence
 from tailrace.format.record_batch.batch_header import ATTRIBUTE_DELAYED, BatchHeader, checksum_seed
 from tailrace.format.schema import DEFAULT_SCHEMA, delay_schema, to_message
 from tailrace.format.segments.segment import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tailrace.core.delays import parse_levels
 from tailrace.core.errors import InvalidSettingError
+from tailrace.core.schedule.delays import parse_levels
 from tailrace.core.units import duration_ms, examples, shown_duration, whole_number
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from tailrace.core import recurrence
+from tailrace.core.schedule import recurrence
 from tests.kit import seeds
 from tests.kit.stepped.delays import MS, SECOND, SPANS, DelayWorld, make_small
 from workers.delays import delivery

@@ -13,8 +13,8 @@ import pytest
 from shm.crash_points import armed
 from shm.messages.lane_messages import Assignment
 from tailrace.batch import arrow_codec as arrow_batch
-from tailrace.core.delays import NONE_DELIVERED, TICK_BITS, TICK_US
 from tailrace.core.error_codes import ErrorCode
+from tailrace.core.schedule.delays import NONE_DELIVERED, TICK_BITS, TICK_US
 from tailrace.format.directory.delay_files import BUCKET_SUFFIX
 from tailrace.format.record_batch.batch_header import BatchHeader
 from tailrace.kernel.reference_arrow import default_rows

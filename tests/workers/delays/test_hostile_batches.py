@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.batch import arrow_codec as arrow_batch
-from tailrace.core.recurrence import Recurrence, RecurrenceError
+from tailrace.core.schedule.recurrence import Recurrence, RecurrenceError
 from tailrace.format.record_batch.batch_header import (
     OFFSET_VERSION,
     SPARSE_BATCH_VERSION,

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.core.delays import DELAY_COLUMNS, DUE_TICK_MAX, TICK_US
+from tailrace.core.schedule.delays import DELAY_COLUMNS, DUE_TICK_MAX, TICK_US
 from tailrace.format.record_batch.arrow_metadata import ArrowMetadataError, read_schema
 from tailrace.format.record_batch.batch_header import BatchHeader
 from tailrace.format.record_batch.batch_validation import unpacked_bytes, validate_batch

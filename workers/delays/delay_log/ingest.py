@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tailrace.core.delays import TICK_MASK
 from tailrace.core.error_codes import ErrorCode
-from tailrace.core.recurrence import Recurrence, RecurrenceError
+from tailrace.core.schedule.delays import TICK_MASK
+from tailrace.core.schedule.recurrence import Recurrence, RecurrenceError
 from tailrace.format.record_batch.batch_header import BatchHeader
 from workers.delays.dead_delays import DeadDelays
 from workers.delays.delay_log.batches import (

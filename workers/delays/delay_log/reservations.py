@@ -27,9 +27,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from tailrace.core.delays import tick_of
 from tailrace.core.error_codes import ErrorCode
-from tailrace.core.recurrence import Recurrence
+from tailrace.core.schedule.delays import tick_of
+from tailrace.core.schedule.recurrence import Recurrence
 from tailrace.format.record_batch.batch_header import CONTROL_COMMIT, BatchHeader
 from workers.delays.changing_transaction import Key
 from workers.delays.delay_log.batches import LogBatch, shown_due_us

@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shm.messages.lane_messages import Assignment
-from tailrace.core.delays import delay_id, parse_delay_id, tick_of
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError, UnknownDelayError
+from tailrace.core.schedule.delays import delay_id, parse_delay_id, tick_of
 from tailrace.protocol.frame import Api
 from workers.delays.requests.validation import ChangeItem
 

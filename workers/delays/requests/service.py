@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from shm.messages.lane_messages import Assignment
-from tailrace.core.delays import delay_id, delay_log_name
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError, UnknownTopicError
+from tailrace.core.schedule.delays import delay_id, delay_log_name
 from tailrace.protocol.frame import Api, WireError
 from tailrace.protocol.json_messages import decode_json
 from workers.delays.requests.changes import (

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tailrace.core.delays import HORIZON_US, TICK_US, DelayKey, parse_delay_id
 from tailrace.core.errors import InvalidRequestError
+from tailrace.core.schedule.delays import HORIZON_US, TICK_US, DelayKey, parse_delay_id
 from tailrace.format.record_batch.batch_header import TRANSACTIONAL_PRODUCER_IDS
 from workers.delays.changing_transaction import ChangingTransaction
 

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tailrace.core.delays import NONE_DELIVERED
+from tailrace.core.schedule.delays import NONE_DELIVERED
 from tailrace.format.directory.delay_files import (
     HEAD_BYTES,
     KIND_CANCELLED,

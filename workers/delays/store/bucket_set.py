@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from tailrace.batch import arrow_codec
-from tailrace.core.delays import NONE_DELIVERED
+from tailrace.core.schedule.delays import NONE_DELIVERED
 from tailrace.format.directory.delay_files import (
     BUCKET_SUFFIX,
     DAMAGED_SUFFIX,

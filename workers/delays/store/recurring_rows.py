@@ -23,8 +23,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.core.delays import DUE_TICK_MAX, TICK_US, tick_of
-from tailrace.core.recurrence import Recurrence, RecurrenceError
+from tailrace.core.schedule.delays import DUE_TICK_MAX, TICK_US, tick_of
+from tailrace.core.schedule.recurrence import Recurrence, RecurrenceError
 from workers.delays.store.array_wheel import NEVER, Rows
 from workers.delays.store.bucket_files import is_above
 from workers.delays.store.pending_rows import RECURRING, Bools, PendingRows, one_batch

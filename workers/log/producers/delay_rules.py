@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from shm.memory.layout import FLAG_CLOSED, FLAG_DELIVERED
 from shm.messages.lane_messages import Assignment
 from shm.queues.ring import Descriptor
-from tailrace.core.delays import NONE_DELIVERED, TICK_BITS, TICK_MASK, TICK_US
+from tailrace.core.schedule.delays import NONE_DELIVERED, TICK_BITS, TICK_MASK, TICK_US
 from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_CONTROL,
     ATTRIBUTE_DELAYED,

@@ -119,8 +119,8 @@ class ProducerTable:
         self._next_expiry_us = 0
         """Earliest time at which a producer can have become idle."""
         self.open_ordinal = 0
-        """Delay log: first ordinal (`tailrace.core.delays`) that is not closed. Later rows are due
-        then at the earliest.
+        """Delay log: first ordinal (`tailrace.core.schedule.delays`) that is not closed. Later
+        rows are due then at the earliest.
         """
         self.delivered = (0, 0)
         """Topic: (ordinal, delay position) of the last delayed row delivered to it."""

@@ -25,7 +25,7 @@ from appliance.cli.records.transactions import InputTransactions
 from tailrace.admin.admin import Admin, NewTopic
 from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.errors import UnknownTopicError
-from tailrace.core.recurrence import MISSED, Recurrence, RecurrenceError
+from tailrace.core.schedule.recurrence import MISSED, Recurrence, RecurrenceError
 from tailrace.producer.producer import Producer
 
 SLICE_ROWS = 50_000

@@ -25,7 +25,7 @@ from tailrace.admin.delays import PendingDelay
 from tailrace.core.errors import TailraceError
 
 _DASHED_ID = re.compile(r"-[A-Za-z0-9_=-]{47}")
-"""Pattern of a delay id: 36 bytes as `tailrace.core.delays.delay_id` writes them."""
+"""Pattern of a delay id: 36 bytes as `tailrace.core.schedule.delays.delay_id` writes them."""
 
 
 class TakesDelayIds(click.Command):

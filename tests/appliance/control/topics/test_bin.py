@@ -12,9 +12,9 @@ from appliance.catalog.deleted_topics import DeletedTopics
 from appliance.config.default_schema import DEFAULT_SCHEMA_MESSAGE
 from appliance.control.request_fields import Requester
 from appliance.control.topics.bin import CHECK_NS, REPEAT_NS, REQUESTS_MAX, TopicBin
-from tailrace.core.delays import delay_log_name
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidRequestError, StorageError, TailraceError
+from tailrace.core.schedule.delays import delay_log_name
 from tailrace.format.directory.data_dir import bin_name
 from tailrace.protocol.frame import Api
 from tailrace.protocol.json_messages import decode_json

@@ -25,7 +25,7 @@ from shm.memory.layout import SlotState
 from shm.messages.lane_messages import Assignment
 from shm.tables.partition_table import PartitionState
 from tailrace.batch import arrow_codec as arrow_batch
-from tailrace.core.delays import TICK_BITS, TICK_US
+from tailrace.core.schedule.delays import TICK_BITS, TICK_US
 from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_CONTROL,
     ATTRIBUTE_DELAYED,

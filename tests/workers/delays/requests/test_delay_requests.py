@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from shm.messages.lane_messages import Assignment
 from tailrace.batch import arrow_codec as arrow_batch
-from tailrace.core.delays import delay_id
 from tailrace.core.error_codes import ErrorCode
+from tailrace.core.schedule.delays import delay_id
 from tailrace.kernel.reference_arrow import default_rows
 from tailrace.protocol.frame import Api
 from tests.kit.batches import TOPIC_ID

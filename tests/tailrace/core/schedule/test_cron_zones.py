@@ -13,8 +13,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from tailrace.core.delays import TICK_US
-from tailrace.core.recurrence import ON_TIME_TICKS, Recurrence
+from tailrace.core.schedule.delays import TICK_US
+from tailrace.core.schedule.recurrence import ON_TIME_TICKS, Recurrence
 
 ZONES = [
     "Africa/Cairo", "Africa/Casablanca", "America/Asuncion", "America/Chicago", "America/Godthab",

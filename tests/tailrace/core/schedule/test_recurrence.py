@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.core.delays import TICK_US, tick_of
-from tailrace.core.recurrence import MISSED, MISSED_AT_ONCE, ON_TIME_TICKS, Recurrence
+from tailrace.core.schedule.delays import TICK_US, tick_of
+from tailrace.core.schedule.recurrence import MISSED, MISSED_AT_ONCE, ON_TIME_TICKS, Recurrence
 
 BEGIN_US = 1_700_000_000_000_000
 DAY_US = 86_400_000_000

@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import orjson
 
-from tailrace.core.delays import HORIZON_US, TICK_US, tick_of
+from tailrace.core.schedule.delays import HORIZON_US, TICK_US, tick_of
 from tailrace.core.units import shown_duration
 
 MISSED = ("all", "last", "none")
@@ -147,7 +147,7 @@ class Recurrence:
                 yield due_us
         import cronsim
 
-        from tailrace.core.cron_times import occurrences
+        from tailrace.core.schedule.cron_times import occurrences
 
         try:
             zone = ZoneInfo(self.zone)

@@ -1,0 +1,1 @@
+"""Due times of delayed and recurring records."""
