@@ -129,26 +129,7 @@ def start_embedded(
     log_path = os.path.join(temporary or directory, "tailrace.log")
     os.makedirs(os.path.dirname(log_path), exist_ok=True)
     ours, theirs = socket.socketpair()
-    given = {
-        "ring_bytes": 16 << 20,
-        "http.listen": "",
-        "auto_create_topics": str(auto_create_topics).lower(),
-        **(settings or {}),
-    }
-    arguments = launcher.command(
-        "appliance.supervise.supervisor",
-        *(() if "data_dirs" in given else ("--data-dir", directory)),
-        "--ready-fd",
-        str(theirs.fileno()),
-    )
-    for address in [listen] if isinstance(listen, str) else listen:
-        arguments += ["--listen", address]
-    for name, value in given.items():
-        arguments += ["--set", f"{name}={value}"]
-    dropped = {
-        name for name in os.environ if name.startswith("TAILRACE_") or name == "NOTIFY_SOCKET"
-    } - {"TAILRACE_PURE"}
-    environment = {name: value for name, value in os.environ.items() if name not in dropped}
+    arguments = _arguments(directory, listen, settings or {}, auto_create_topics, theirs.fileno())
     with open(log_path, "ab") as log:
         # A new session: Ctrl-C in the terminal goes to the program, which stops the appliance.
         process = subprocess.Popen(
@@ -157,32 +138,11 @@ def start_embedded(
             stdout=log,
             stderr=log,
             pass_fds=[theirs.fileno()],
-            env=environment,
+            env=_environment(),
             start_new_session=True,
         )
     theirs.close()
-    try:
-        ready = _read_line(ours)
-    except BaseException:
-        process.kill()
-        process.wait()
-        ours.close()
-        if temporary:
-            shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    if not ready:
-        process.wait()
-        ours.close()
-        with open(log_path, encoding="utf-8", errors="replace") as log_file:
-            messages = [
-                line for line in log_file.read().splitlines() if line.startswith("tailrace:")
-            ]
-        if temporary:
-            shutil.rmtree(temporary, ignore_errors=True)
-        raise NotReachableError(
-            f"the embedded appliance did not start (exit code {process.returncode}): "
-            f"{' '.join(messages) or 'see ' + log_path}"
-        )
+    ready = _await_ready(process, ours, temporary, log_path)
     # The JSON has only text and whole numbers, so it is also a Python literal. `json` may be a
     # module of the program's own.
     announced = ast.literal_eval(ready.decode())
@@ -194,6 +154,68 @@ def start_embedded(
         temporary,
         log_path,
         announced.get("kafka", ()),
+    )
+
+
+def _arguments(
+    directory: str,
+    listen: str | Sequence[str],
+    settings: Mapping[str, Any],
+    auto_create_topics: bool,
+    ready_fd: int,
+) -> list[str]:
+    """The command line of the supervisor."""
+    given = {
+        "ring_bytes": 16 << 20,
+        "http.listen": "",
+        "auto_create_topics": str(auto_create_topics).lower(),
+        **settings,
+    }
+    arguments = launcher.command(
+        "appliance.supervise.supervisor",
+        *(() if "data_dirs" in given else ("--data-dir", directory)),
+        "--ready-fd",
+        str(ready_fd),
+    )
+    for address in [listen] if isinstance(listen, str) else listen:
+        arguments += ["--listen", address]
+    for name, value in given.items():
+        arguments += ["--set", f"{name}={value}"]
+    return arguments
+
+
+def _environment() -> dict[str, str]:
+    """The program's environment without settings of another appliance."""
+    dropped = {
+        name for name in os.environ if name.startswith("TAILRACE_") or name == "NOTIFY_SOCKET"
+    } - {"TAILRACE_PURE"}
+    return {name: value for name, value in os.environ.items() if name not in dropped}
+
+
+def _await_ready(
+    process: subprocess.Popen[bytes], ours: socket.socket, temporary: str | None, log_path: str
+) -> bytes:
+    """Wait for the line of a ready appliance. Raises NotReachableError if it ends first."""
+    try:
+        ready = _read_line(ours)
+    except BaseException:
+        process.kill()
+        process.wait()
+        ours.close()
+        if temporary:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    if ready:
+        return ready
+    process.wait()
+    ours.close()
+    with open(log_path, encoding="utf-8", errors="replace") as log_file:
+        messages = [line for line in log_file.read().splitlines() if line.startswith("tailrace:")]
+    if temporary:
+        shutil.rmtree(temporary, ignore_errors=True)
+    raise NotReachableError(
+        f"the embedded appliance did not start (exit code {process.returncode}): "
+        f"{' '.join(messages) or 'see ' + log_path}"
     )
 
 

@@ -401,21 +401,6 @@ def build(context: ProcessContext, files: Files) -> Worker:
         for data_dir in range(len(spec.data_dirs))
     ]
 
-    moved = [
-        follow(
-            WallJumps(files, data_dir, clock.wall_us(), clock.monotonic_ns()),
-            clock.wall_us,
-            clock.monotonic_ns,
-        )
-        for data_dir in spec.data_dirs
-    ]
-
-    def load(assignment: Assignment, end_offset: int) -> ProducerTable:
-        data_dir = assignment.data_dir
-        return load_producers(
-            files, spec.data_dirs[data_dir], assignment, end_offset, moved[data_dir]
-        )
-
     def connect_coordinator(resume_at: int) -> tuple[LaneReader, LaneWriter, Doorbell]:
         name = process_name(Role.GROUPS, 0)
         return (
@@ -439,7 +424,7 @@ def build(context: ProcessContext, files: Files) -> Worker:
         live_fronts=lambda: [front for front, word in live if word.load()],
         fronts=[context.bell(Role.FRONT, f) for f in range(front_count)],
         flushers=[context.bell(Role.FLUSHER, d) for d in range(len(spec.data_dirs))],
-        load_producers=load,
+        load_producers=_producer_loader(context, files),
         is_disk_full=lambda data_dir: bool(full[data_dir].load()),
         producer_expiration_us=int(spec.settings["producer.id.expiration.ms"]) * 1000,
         producer_ids_max=int(spec.settings["producer.ids.max"]),
@@ -450,6 +435,25 @@ def build(context: ProcessContext, files: Files) -> Worker:
     context.report_ready()
     context.ask_for_feed()
     return worker
+
+
+def _producer_loader(context: ProcessContext, files: Files) -> LoadProducers:
+    """A function that loads the producers of a partition up to an offset."""
+    data_dirs, clock = context.spec.data_dirs, context.clock
+    moved = [
+        follow(
+            WallJumps(files, data_dir, clock.wall_us(), clock.monotonic_ns()),
+            clock.wall_us,
+            clock.monotonic_ns,
+        )
+        for data_dir in data_dirs
+    ]
+
+    def load(assignment: Assignment, end_offset: int) -> ProducerTable:
+        data_dir = assignment.data_dir
+        return load_producers(files, data_dirs[data_dir], assignment, end_offset, moved[data_dir])
+
+    return load
 
 
 def main() -> None:

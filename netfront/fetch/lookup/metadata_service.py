@@ -25,7 +25,8 @@ from netfront.fetch.log.log_reader import LogReader
 from netfront.fetch.log.read_result import LogReadError
 from netfront.partition_routes import PartitionRoutes
 from netfront.session.time_slicing import UNITS_OF_A_FILE
-from shm.tables.partition_table import CLEANING_NAMES, CleaningState
+from shm.messages.lane_messages import Assignment
+from shm.tables.partition_table import CLEANING_NAMES, CleaningState, PartitionState
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol import lookup_messages
 from tailrace.protocol.frame import WireError
@@ -191,20 +192,8 @@ class MetadataService:
         try:
             state = self._reader.state(route)
             end = end_of(state, isolation)
-            answer.update(
-                beginning=state.log_start_offset, end=end, high_watermark=state.high_watermark,
-                leader_epoch=state.leader_epoch, size_bytes=state.size_bytes,
-                segments=state.segment_count, max_timestamp_us=state.max_timestamp_us,
-                last_append_us=state.last_append_us, state=state.state.name,
-                appended_batches=state.appended_batches, appended_bytes=state.appended_bytes,
-                fetched=self._fetched.get(route.slot, _NONE_FETCHED),
-            )  # fmt: skip
-            if COMPACT in route.settings.get("cleanup.policy", ""):
-                answer["compaction"] = {
-                    "state": CLEANING_NAMES[CleaningState(state.cleaning_state)],
-                    "cleaned_below": state.cleaned_below, "clean_bytes": state.clean_bytes,
-                    "dirty_bytes": state.dirty_bytes, "dirty_since_us": state.dirty_since_us,
-                }  # fmt: skip
+            fetched = self._fetched.get(route.slot, _NONE_FETCHED)
+            answer.update(_shown_state(state, route, end, fetched))
             if at == "earliest":
                 answer["offset"] = state.log_start_offset
             elif at == "latest":
@@ -232,6 +221,35 @@ class MetadataService:
                 ErrorCode.NOT_READY if error.errno in SHORTAGES else ErrorCode.STORAGE_ERROR
             )
         return answer
+
+
+def _shown_state(
+    state: PartitionState, route: Assignment, end: int, fetched: Any
+) -> dict[str, Any]:
+    """The state of a partition as LIST_OFFSETS shows it."""
+    shown: dict[str, Any] = {
+        "beginning": state.log_start_offset,
+        "end": end,
+        "high_watermark": state.high_watermark,
+        "leader_epoch": state.leader_epoch,
+        "size_bytes": state.size_bytes,
+        "segments": state.segment_count,
+        "max_timestamp_us": state.max_timestamp_us,
+        "last_append_us": state.last_append_us,
+        "state": state.state.name,
+        "appended_batches": state.appended_batches,
+        "appended_bytes": state.appended_bytes,
+        "fetched": fetched,
+    }
+    if COMPACT in route.settings.get("cleanup.policy", ""):
+        shown["compaction"] = {
+            "state": CLEANING_NAMES[CleaningState(state.cleaning_state)],
+            "cleaned_below": state.cleaned_below,
+            "clean_bytes": state.clean_bytes,
+            "dirty_bytes": state.dirty_bytes,
+            "dirty_since_us": state.dirty_since_us,
+        }
+    return shown
 
 
 def _absent(name: str, names_only: bool) -> dict[str, Any]:
