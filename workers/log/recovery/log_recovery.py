@@ -33,6 +33,7 @@ from workers.log.producers.producer_snapshots import load_snapshot, record_produ
 from workers.log.producers.producer_state import ProducerTable
 from workers.log.producers.transaction_indexes import WalkedTransactions
 from workers.log.recovery.decision import Action, Hints, decide
+from workers.log.recovery.segment_schema import find_schema
 from workers.segment.checkpoint import UNKNOWN_TIME_US, Checkpoint, SealedSegment, load_checkpoint
 from workers.segment.files import Files
 from workers.segment.quarantine import report_damage
@@ -108,10 +109,6 @@ class _Recovery:
             hints.end_limit if hints.end_limit is not None else hints.durable_below,
         )
         self._index: list[IndexEntry] = []
-        self._is_cleaned = False
-        """True if the segment that is walked is a cleaned one, which is never appended to."""
-        self._schema_id = -1
-        """The schema of the segment that is walked."""
 
     def run(self) -> RecoveredLog:
         result, files = self._result, self._files
@@ -300,14 +297,13 @@ class _Recovery:
         fd = files.open_for_write(path)
         try:
             reader = SegmentReader(files, fd)
-            self._is_cleaned = False
-            start = self._schema_end(reader, path, base)
-            if start is None:
+            schema = find_schema(files, reader, self._file, base, path)
+            if schema is None:
                 self._discard_headless(base, reader.size)
                 return False
             result.segments.append(base)
             walk = (
-                Walk(start, base)
+                Walk(schema.end, base)
                 if checkpoint is None
                 else Walk(checkpoint.valid_end, checkpoint.next_offset)
             )
@@ -319,7 +315,7 @@ class _Recovery:
             if following is None:
                 if action is Action.CUT:
                     self._cut(reader, walk, path)
-                if self._is_cleaned and action in (Action.APPEND, Action.CUT):
+                if schema.is_cleaned and action in (Action.APPEND, Action.CUT):
                     files.write_at(fd, [END_OF_STREAM], walk.position)
                     action = Action.BEGIN_NEW_SEGMENT
             elif walk.next_offset < following:
@@ -350,7 +346,7 @@ class _Recovery:
         )
         if is_live:
             result.live_base, result.valid_end = base, walk.position
-            result.live_schema_id = self._schema_id
+            result.live_schema_id = schema.schema_id
         else:
             size = walk.position + (len(END_OF_STREAM) if action is Action.BEGIN_NEW_SEGMENT else 0)
             result.sealed[base] = SealedSegment(
@@ -365,43 +361,6 @@ class _Recovery:
         """
         path = f"{self._directory}/{file_name(base, TRANSACTION_INDEX_SUFFIX)}"
         return int(base in self._result.transactions.bases or self._files.exists(path))
-
-    def _schema_end(self, reader: SegmentReader, path: str, base: int) -> int | None:
-        """Return the position of the first batch, or None if the file never had a schema message. A
-        damaged schema message is restored from partition.json.
-        """
-        for schema_id, message in self._file.schemas.items():
-            if reader.read_at(len(message), 0) == message:
-                self._schema_id = schema_id
-                return len(message)
-        from workers.segment.cleaned_segment import cleaned_schema_end
-
-        cleaned_end = cleaned_schema_end(reader, self._file, base, path)
-        if cleaned_end is not None:
-            self._is_cleaned = True
-            return cleaned_end
-        self._schema_id = self._schema_id_by_batches(reader)
-        expected = self._file.schemas.get(self._schema_id, b"")
-        if reader.size > len(expected) and expected:
-            logger.error(
-                "schema_message_damaged path=%s bytes=%d repaired=yes", path, len(expected)
-            )
-            self._files.write_at(reader.fd, [expected], 0)
-            return len(expected)
-        return None
-
-    def _schema_id_by_batches(self, reader: SegmentReader) -> int:
-        """The schema of a segment whose schema message is damaged: that of an intact batch in it,
-        or the first one.
-        """
-        schemas = self._file.schemas
-        if len(schemas) > 1:
-            found = find_behind(reader.read_at, reader.size, 0, self._file.seed, -1)
-            if found is not None and found.position < reader.size:
-                schema_id = reader.schema_id_at(found.position)
-                if schema_id in schemas:
-                    return schema_id
-        return next(iter(schemas), -1)
 
     def _walk_to_end(
         self, reader: SegmentReader, walk: Walk, base: int, largest: int, following: int | None
