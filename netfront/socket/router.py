@@ -46,6 +46,7 @@ from netfront.socket.listening_socket import (
 )
 from netfront.socket.message_socket import LENT_FROM_BYTES, MessageSocket, taken_frame
 from netfront.socket.peer_connection import PeerConnection
+from netfront.socket.send_buffers import SendBuffers
 from netfront.socket.socket_stats import KernelSocketStats, SocketStats
 from netfront.socket.sweep_pause import SweepPause, cpu_clock
 from netfront.socket.transport import Watched
@@ -57,9 +58,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BUFFER_CLASSES = (64 << 10, 1 << 20, 4 << 20, 8 << 20, 16 << 20)
-POOLED_MAX_BYTES = 32 << 20
-"""Bytes of free buffers in each class, at least one buffer."""
 PARTS_MAX = 16
 """A message of more parts cannot be a request. Its sender is disconnected."""
 DISCARDED_AT_ONCE = 2048
@@ -151,7 +149,7 @@ class Router:
         self._moved = 0
         """Messages received, and pages of 4 KiB received or sent."""
         self._relisten_ns = NEVER_NS
-        self._free: dict[int, list[bytearray]] = {size: [] for size in BUFFER_CLASSES}
+        self._buffers = SendBuffers()
         self._own_sockets = KernelSocketStats()
         self._peers = Connections(sockets or self._own_sockets, limits)
         self._known = self._peers.by_identity if security is None else {}
@@ -363,7 +361,7 @@ class Router:
         buffer = data.obj
         assert isinstance(buffer, bytearray)
         if self.zap is not None and self._has_left(identity):
-            self._give_back(buffer)
+            self._buffers.give_back(buffer)
             return False
         peer = self._peers.by_identity.get(identity)
         marked = peer is not None and self._peers.needs_mark(
@@ -377,7 +375,7 @@ class Router:
         except zmq.ZMQError as error:
             return self._not_sent(peer, error)
         finally:
-            self._give_back(buffer)
+            self._buffers.give_back(buffer)
         return True
 
     def _send_marked(
@@ -393,7 +391,7 @@ class Router:
         """
         if peer.unsent > UNSENT_PEER_MAX:
             for free in self._peers.settle(peer, self._now_ns):
-                self._give_back(free)
+                self._buffers.give_back(free)
             if peer.unsent > UNSENT_PEER_MAX:
                 self._peers.close(
                     peer, f"it reads no responses, and {peer.unsent} bytes wait for it"
@@ -426,7 +424,7 @@ class Router:
         if peer is None:
             return 0
         for free in self._peers.settle(peer, self._now_ns):
-            self._give_back(free)
+            self._buffers.give_back(free)
         return peer.unsent
 
     def unsent_total(self) -> int:
@@ -438,17 +436,8 @@ class Router:
     def new_buffer(self, size: int) -> bytearray:
         """Return a buffer of at least `size` bytes with arbitrary content."""
         for buffer in self._peers.settle_some(4, self._now_ns):
-            self._give_back(buffer)
-        for class_size in BUFFER_CLASSES:
-            if size <= class_size:
-                free = self._free[class_size]
-                return free.pop() if free else bytearray(class_size)
-        return bytearray(size)
-
-    def _give_back(self, buffer: bytearray) -> None:
-        free = self._free.get(len(buffer))
-        if free is not None and len(free) < max(1, min(8, POOLED_MAX_BYTES // len(buffer))):
-            free.append(buffer)
+            self._buffers.give_back(buffer)
+        return self._buffers.take(size)
 
     # ---- connections -----------------------------------------------------------------------------
 
@@ -491,7 +480,7 @@ class Router:
             self._io_thread_slice.sample(now_ns, self._moved)
             self._pause.begin_sweep()
             for buffer in peers.settle_some(256, now_ns):
-                self._give_back(buffer)
+                self._buffers.give_back(buffer)
             peers.sweep(
                 now_ns, lambda: self._empty_count > self._empty_at_check and not self.has_input()
             )
