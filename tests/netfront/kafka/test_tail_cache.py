@@ -15,8 +15,8 @@ from tailrace.format.record_batch.batch_header import (
     checksum_seed,
     header_position,
     read_header,
-    stamp_appended,
 )
+from tailrace.format.record_batch.header_stamps import stamp_appended
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message
 from tailrace.kafka_records import batch_layout as layout
 from tailrace.kafka_records.compression import CODECS, pack
