@@ -9,11 +9,13 @@ import json
 import pathlib
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
-from confluent_kafka import Message, Producer
+from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import KafkaException, Message, Producer
 
 from tailrace import Admin, Consumer, NewTopic
 from tailrace.embedded_appliance import EmbeddedAppliance
@@ -231,3 +233,109 @@ def test_javas_transactional_copier_through_kills(
         value for rows in committed(appliance, copies, count).values() for _, value in rows
     )
     assert found == collections.Counter(b"%d" % number for number in range(count))
+
+
+class TransactionalCopier:
+    """A librdkafka program that reads a group's topic and writes it in transactions with offsets.
+
+    As its documentation says: what is fatal makes a new producer, what aborts begins again behind
+    the last commit.
+    """
+
+    def __init__(self, gateway: str, source: str, target: str) -> None:
+        self._gateway, self._source, self._target = gateway, source, target
+        self._stops = threading.Event()
+        self.fatal = 0
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stops.is_set():
+            consumer = KafkaConsumer({
+                "bootstrap.servers": self._gateway, "group.id": self._target,
+                "auto.offset.reset": "earliest", "enable.auto.commit": False,
+                "isolation.level": "read_committed", "reconnect.backoff.max.ms": 100,
+                "session.timeout.ms": 6000, "heartbeat.interval.ms": 500,
+            })  # fmt: skip
+            producer = Producer({
+                "bootstrap.servers": self._gateway, "transactional.id": self._target,
+                "reconnect.backoff.max.ms": 100, "transaction.timeout.ms": 20_000,
+            })  # fmt: skip
+            try:
+                self._copy(consumer, producer)
+            except KafkaException:
+                self.fatal += 1
+            finally:
+                consumer.close()
+
+    def _copy(self, consumer: KafkaConsumer, producer: Producer) -> None:
+        """Copy until it stops. Raises KafkaException when the producer is fenced."""
+        self._again(producer.init_transactions)
+        consumer.subscribe([self._source])
+        while not self._stops.is_set():
+            messages = [each for each in consumer.consume(20, 0.2) if not each.error()]
+            if not messages:
+                continue
+            producer.begin_transaction()
+            try:
+                for message in messages:
+                    producer.produce(self._target, message.value())
+                places = consumer.position(consumer.assignment())
+                metadata = consumer.consumer_group_metadata()
+                self._again(partial(producer.send_offsets_to_transaction, places, metadata))
+                self._again(producer.commit_transaction)
+            except KafkaException as error:
+                if not error.args[0].txn_requires_abort():
+                    raise
+                self._again(producer.abort_transaction)
+                return  # a new consumer begins behind the last commit
+
+    def _again(self, call: Callable[[], Any]) -> None:
+        """Repeat what may be repeated."""
+        while True:
+            try:
+                call()
+                return
+            except KafkaException as error:
+                if not error.args[0].retriable() or self._stops.is_set():
+                    raise
+
+    def finish(self) -> None:
+        self._stops.set()
+        self._thread.join()
+
+
+@pytest.mark.long
+@pytest.mark.slow_because("many kills")
+@pytest.mark.parametrize("seed", range(2))
+def test_a_transactional_copy_of_librdkafka_through_kills(
+    appliance: EmbeddedAppliance, gateway: str, seed: int
+) -> None:
+    source, target, count = f"loop-{seed}", f"looped-{seed}", 6000
+    make(appliance, source, target)
+    producer = Producer({"bootstrap.servers": gateway})
+    for number in range(count):
+        producer.produce(source, b"%d" % number)
+    producer.flush()
+    copier = TransactionalCopier(gateway, source, target)
+    try:
+        for number, victim in enumerate(
+            random.Random(seed).choices((*VICTIMS, "tr-groups"), k=10), 1
+        ):
+            least = number * count // 12
+            wait_until(lambda at=least: end_of(appliance, target) >= at, "it copies")  # type: ignore[misc]
+            kill(appliance, victim)
+        wait_until(lambda: copied_count(appliance, target) >= count, "all is copied")
+    finally:
+        copier.finish()
+    found = collections.Counter(
+        value for rows in committed(appliance, target, count).values() for _, value in rows
+    )
+    assert found == collections.Counter(b"%d" % number for number in range(count))
+
+
+def copied_count(appliance: EmbeddedAppliance, group: str) -> int:
+    """The records whose offsets a group has committed."""
+    with Admin(appliance.address) as admin:
+        found = admin.list_group_offsets(group)
+    return sum(each.offset for each in found.values() if each is not None)
