@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from netfront.kafka.wire.plain_json import plain_json
+
 STAGED_MAX = 65_536
 TOO_MANY = "!"
 """Staged instead of offsets that have more characters."""
@@ -91,7 +93,7 @@ class TransactionOffsets:
             [name, *found.committer, list(found.entries.values())]
             for name, found in self._groups.items()
         ]
-        text = orjson.dumps(groups).decode()
+        text = plain_json(groups)
         return text if len(text) <= STAGED_MAX else TOO_MANY
 
     def restore(self, text: str) -> bool:

@@ -44,13 +44,15 @@ class FakeGateway:
     def ask_json(self, _api: int, value: dict[str, Any]) -> dict[str, Any]:
         return value
 
-    def beat(self, code: ErrorCode = ErrorCode.OK, **fields: Any) -> Any:
-        """Returns what the coordinator was asked."""
+    def beat(self, code: ErrorCode = ErrorCode.OK, kept: str = "", **fields: Any) -> Any:
+        """Returns what the coordinator was asked. `kept`: the pattern that it has kept."""
         peer: Any = self
         connection: Any = SimpleNamespace()
         steps = heartbeat(Call(self.services, connection, peer, 68, 1, "client", BEAT | fields))
         asked = next(steps)
         answer = {"member_id": "m", "member_epoch": 1, "message": "gone"}
+        if kept:
+            answer["pattern"] = kept
         try:
             steps.send(Answer(code, [orjson.dumps(answer)]))
         except StopIteration:
@@ -87,3 +89,23 @@ def test_patterns_of_silent_members_make_room(monkeypatch: pytest.MonkeyPatch) -
     gateway.services.now_ns += 11 * SECOND_NS
     assert gateway.beat(member_id="new", subscribed_topic_regex="b-.*")["topics"] == ["b-1"]
     assert gateway.members == ["alive", "new"]
+
+
+def test_a_pattern_with_too_many_names_beside_it_is_refused() -> None:
+    gateway = FakeGateway()
+    names = [f"topic-{number:0200}" for number in range(20)]
+    assert gateway.beat(
+        subscribed_topic_regex="a-.*", subscribed_topic_names=["b-1"]
+    )["pattern"] == '["a-.*",["b-1"]]'  # fmt: skip
+    with pytest.raises(RefusedError, match="4096 are allowed") as refused:
+        gateway.beat(subscribed_topic_regex="a-.*", subscribed_topic_names=names)
+    assert refused.value.code is KafkaError.INVALID_REQUEST
+
+
+def test_a_pattern_that_the_process_of_groups_returns_is_matched_again() -> None:
+    gateway = FakeGateway()
+    gateway.beat(member_epoch=1, kept='["a-.*",["b-1"]]')
+    assert gateway.beat(member_epoch=1)["topics"] == ["a-1", "b-1"]
+    damaged = FakeGateway()
+    damaged.beat(member_epoch=1, kept='["(a*)*",[]]')
+    assert "topics" not in damaged.beat(member_epoch=1)

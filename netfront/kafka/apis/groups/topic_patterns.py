@@ -19,6 +19,7 @@ import orjson
 
 from netfront.kafka.apis.call import Call, RefusedError
 from netfront.kafka.wire.errors import KafkaError
+from netfront.kafka.wire.plain_json import plain_json
 from shm.rights.acl import READ, TOPIC
 
 logger = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ def kept_text(call: Call, member_id: str) -> str | None:
     kept = patterns_of(call).get((request["group_id"], member_id))
     if kept is None:
         return None if pattern is None else ""
-    text = orjson.dumps([kept[0].pattern, kept[1]]).decode()
+    text = plain_json([kept[0].pattern, kept[1]])
     if len(text) > KEPT_MAX:
         raise RefusedError(
             KafkaError.INVALID_REQUEST,
