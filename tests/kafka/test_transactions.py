@@ -232,20 +232,57 @@ def test_a_transaction_goes_on_with_its_offsets_after_the_gateways_death(
     assert committed(appliance, topic, len(kept)) == kept
 
 
-def test_an_older_producer_is_fenced_after_the_gateways_death(
-    appliance: EmbeddedAppliance, gateway: str
+@pytest.mark.parametrize("outcome", [True, False])
+def test_an_older_producer_goes_on_after_the_gateways_death(
+    appliance: EmbeddedAppliance, gateway: str, outcome: bool
 ) -> None:
-    topic_id = make(appliance, "killed-old")
-    with owner(gateway, "killed-old", 1) as one:
-        assert one.write("killed-old", topic_id, b"a") == 0
+    topic = f"killed-old-{outcome}"
+    topic_id = make(appliance, topic)
+    with owner(gateway, topic, 1) as one:
+        assert one.write(topic, topic_id, b"a") == 0
         assert one.end(True) == 0
-        assert one.write("killed-old", topic_id, b"b") == 0
+        assert one.write(topic, topic_id, b"b") == 0
+        assert one.write(topic, topic_id, b"c") == 0
         kill_gateway(appliance)
         with RawKafka(gateway) as client:
             one.client = client
-            assert one.end(True) == KafkaError.PRODUCER_FENCED
-            assert Owner(client, "killed-old", 1).write("killed-old", topic_id, b"c") == 0
-    assert committed(appliance, "killed-old", 1) == [b"a"]
+            assert one.write(topic, topic_id, b"c", sequence=2) == 0  # sent again
+            assert one.write(topic, topic_id, b"d", sequence=3) == 0
+            assert one.end(outcome) == 0
+            kill_gateway(appliance)
+        with RawKafka(gateway) as client:
+            one.client = client
+            assert one.write(topic, topic_id, b"e", sequence=4) == 0
+            assert one.end(True) == 0
+            stranger = Owner.__new__(Owner)
+            stranger.__dict__.update(one.__dict__ | {"epoch": one.epoch + 1})
+            assert stranger.end(True) == KafkaError.PRODUCER_FENCED
+    kept = [b"a", b"b", b"c", b"d", b"e"] if outcome else [b"a", b"e"]
+    assert committed(appliance, topic, len(kept)) == kept
+
+
+def test_librdkafka_goes_on_after_the_gateways_death(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    confluent = pytest.importorskip("confluent_kafka")
+    make(appliance, "rdkafka-killed")
+    producer = confluent.Producer(
+        {"bootstrap.servers": gateway, "transactional.id": "rdkafka-killed"}
+    )
+    producer.init_transactions(HANG_LIMIT_S)
+    for number in range(4):
+        producer.begin_transaction()
+        for part in range(2):
+            producer.produce("rdkafka-killed", b"%d-%d" % (number, part), partition=0)
+        producer.flush(HANG_LIMIT_S)
+        if number == 2:
+            kill_gateway(appliance)
+        producer.commit_transaction(HANG_LIMIT_S)
+        if number == 1:
+            kill_gateway(appliance)
+    assert committed(appliance, "rdkafka-killed", 8) == [
+        b"%d-%d" % (number, part) for number in range(4) for part in range(2)
+    ]
 
 
 def test_transactions_are_described_and_listed(appliance: EmbeddedAppliance, gateway: str) -> None:

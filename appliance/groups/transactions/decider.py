@@ -100,13 +100,14 @@ class Decider:
 
     def decide(
         self, entry: Entry, outcome: Outcome, by: str, now_ns: int, *, has_row: bool = True,
-        kept: Collection[ProducerEpoch] = (), metadata: str | None = None,
+        kept: Collection[ProducerEpoch] = (), metadata: str | None = None, staged: str = "",
         renews_producers: bool = False,
     ) -> None:  # fmt: skip
         """Decide the current transaction of an id, and register the next one. `kept`: the branches
         that have its outcome; those of a prepared one are known. The others are aborted.
-        `metadata`: text that the id keeps from now on. `renews_producers`: what comes next has new
-        producer ids. Raises TailraceError, having changed nothing, when the decision has to wait.
+        `metadata`: text that the id keeps from now on. `staged`: text that is left with the next
+        transaction. `renews_producers`: what comes next has new producer ids. Raises TailraceError,
+        having changed nothing, when the decision has to wait.
         """
         self._check_room(entry)
         row, pool = entry.row, pool_of(entry.row)
@@ -128,7 +129,7 @@ class Decider:
             row._replace(
                 producer_id=producer_id, epoch=epoch, ordinal=self._numbers.new_ordinal(),
                 used_elapsed_ms=self._elapsed_ms(), is_registered=int(by != BY_IDLENESS),
-                ended=with_end(row.ended, end), prepared="", staged="",
+                ended=with_end(row.ended, end), prepared="", staged=staged,
                 branches=encoded_pool(next_pool),
                 metadata=row.metadata if metadata is None else metadata,
             ),

@@ -13,13 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import orjson
-
-from netfront.kafka.wire.plain_json import plain_json
-
-STAGED_MAX = 65_536
-TOO_MANY = "!"
-"""Staged instead of offsets that have more characters."""
 OFFSETS_MAX = 4_096
 """Offsets of one group in a transaction."""
 Place = tuple[str, int]
@@ -87,24 +80,19 @@ class TransactionOffsets:
             for name, found in self._groups.items()
         ]
 
-    def staged_text(self) -> str:
-        """The text that the coordinator keeps for a restart of the gateway."""
-        groups = [
+    def dump(self) -> list[list[Any]]:
+        """All of them as JSON, for `restore`."""
+        return [
             [name, *found.committer, list(found.entries.values())]
             for name, found in self._groups.items()
         ]
-        text = plain_json(groups)
-        return text if len(text) <= STAGED_MAX else TOO_MANY
 
-    def restore(self, text: str) -> bool:
-        """Take up what was staged. False: there was more than a text holds."""
-        if text == TOO_MANY:
-            return False
-        for name, member_id, epoch, is_of_coordinator, entries in orjson.loads(text or "[]"):
+    def restore(self, dumped: list[list[Any]]) -> None:
+        """Take up what was dumped."""
+        for name, member_id, epoch, is_of_coordinator, entries in dumped:
             committer = Committer(member_id, epoch, is_of_coordinator)
             places = {(entry[0], entry[1]): entry for entry in entries}
             self._groups[name] = _Group(committer, places)
-        return True
 
     def clear(self) -> None:
         """Forget all of them."""

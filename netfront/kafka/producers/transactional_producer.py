@@ -11,22 +11,29 @@ Invariants:
 - A translated batch has a valid checksum only if it came with one.
 - At most PRODUCERS_MAX transactional ids are known here. Those without a transaction go first.
 
-Crash: the coordinator has owner, epoch and the offsets, so the transaction that was open goes on.
-Only with more offsets than the coordinator keeps does its commit abort. A client of version 1 is
-fenced when its transaction is not the first: it cannot be told from an earlier owner.
+Crash: the coordinator has owner, epoch, offsets, and what a client of version 1 knows. The
+transaction that was open goes on. Only with more than the coordinator keeps does its commit abort,
+and is a client of version 1 fenced.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Any
+
+import orjson
 
 from netfront.kafka.producers.transaction_offsets import TransactionOffsets
 from netfront.kafka.wire.codec import Readable
+from netfront.kafka.wire.plain_json import plain_json
 from tailrace.format.record_batch.batch_header import SEQUENCE_MODULUS
 from tailrace.kafka_records import batch_layout as layout
 from tailrace.kafka_records.batch_layout import KafkaHeader, write_kafka_header
 
 PRODUCERS_MAX = 50_000
+STAGED_MAX = 65_536
+TOO_MUCH = "!"
+"""Staged instead of a text that has more characters."""
 Partition = tuple[bytes, int]
 
 
@@ -34,9 +41,9 @@ class TransactionalProducer:
     """The owner of a transactional id, as its client knows it and as it is."""
 
     __slots__ = (
-        "client_epoch", "client_producer_id", "has_batches", "is_incomplete", "is_version_2",
-        "offsets", "offsets_until_ns", "owner", "producer_epoch", "producer_id", "sequences",
-        "timeout_ms", "was_aborted",
+        "client_epoch", "client_producer_id", "following", "has_batches", "is_incomplete",
+        "is_partial", "is_recovered", "is_version_2", "offsets", "offsets_until_ns", "owner",
+        "producer_epoch", "producer_id", "sequences", "timeout_ms", "was_aborted", "was_open",
     )  # fmt: skip
 
     def __init__(self, producer_id: int, producer_epoch: int, owner: int, timeout_ms: int) -> None:
@@ -51,6 +58,12 @@ class TransactionalProducer:
         """The appliance has aborted the transaction; the client has yet to hear it."""
         self.sequences: dict[Partition, int] = {}
         """The client's sequence of the first batch of this transaction, by partition."""
+        self.following: dict[Partition, int] = {}
+        """The client's next sequence, by partition; of version 1."""
+        self.is_partial = False
+        """Of partitions that are not in `following` the next sequence is unknown, else 0."""
+        self.is_recovered = self.was_open = False
+        """The transaction began in an earlier process: see `restore`."""
         self.offsets = TransactionOffsets()
         self.offsets_until_ns = 0
         """The offsets are dropped then, with the transaction."""
@@ -64,11 +77,14 @@ class TransactionalProducer:
 
     def begin(self, producer_id: int, producer_epoch: int) -> None:
         """Go on to the next transaction."""
+        self.following, self.is_partial = self._certain()
+        self.is_recovered = self.was_open = False
         self.producer_id, self.producer_epoch = producer_id, producer_epoch
         self.has_batches = self.was_aborted = self.is_incomplete = False
         self.sequences.clear()
         self.offsets.clear()
         if self.is_version_2:
+            self.following, self.is_partial = {}, False
             self.client_producer_id, self.client_epoch = producer_id, producer_epoch
 
     def note_aborted(self, producer_id: int, producer_epoch: int) -> None:
@@ -88,6 +104,53 @@ class TransactionalProducer:
             self.offsets.clear()
             self.is_incomplete = True
 
+    # ---- what a restart of the gateway leaves ----------------------------------------------------
+
+    def staged_text(self) -> str:
+        """The text that the coordinator keeps with this transaction: its offsets, and of version 1
+        what the client knew when it began.
+        """
+        following = {} if self.is_version_2 else {**self.following, **self.sequences}
+        return self._text(self.offsets.dump(), following, self.is_partial)
+
+    def following_text(self) -> str:
+        """The text for the next transaction."""
+        return "" if self.is_version_2 else self._text([], *self._certain())
+
+    def _text(self, offsets: list[Any], following: dict[Partition, int], is_partial: bool) -> str:
+        places = [[topic.hex(), at, sequence] for (topic, at), sequence in following.items()]
+        text = plain_json(
+            [offsets, self.client_producer_id, self.client_epoch, places, is_partial]
+        )  # fmt: skip
+        return text if len(text) <= STAGED_MAX else TOO_MUCH
+
+    def _certain(self) -> tuple[dict[Partition, int], bool]:
+        """The sequences that follow this transaction, and whether those of other partitions are
+        unknown: an earlier process may have had batches of them.
+        """
+        if not (self.is_recovered and self.was_open):
+            return self.following, self.is_partial
+        seen = {place: at for place, at in self.following.items() if place in self.sequences}
+        return seen, True
+
+    def restore(self, text: str, identity: tuple[int, int], *, was_open: bool) -> bool:
+        """Take up what an earlier process has left. `was_open`: the transaction has batches. False:
+        `identity` is another owner's.
+        """
+        self.is_recovered, self.was_open, self.has_batches = True, was_open, was_open
+        if text == TOO_MUCH:
+            self.is_incomplete = self.is_partial = True
+        elif text:
+            offsets, client_producer_id, client_epoch, places, self.is_partial = orjson.loads(text)
+            self.client_producer_id, self.client_epoch = client_producer_id, client_epoch
+            self.following = {
+                (bytes.fromhex(topic), at): sequence for topic, at, sequence in places
+            }
+            self.offsets.restore(offsets)
+        return identity == (self.client_producer_id, self.client_epoch)
+
+    # ---- batches ---------------------------------------------------------------------------------
+
     def translate(self, partition: Partition, records: Readable) -> bytes | memoryview | bytearray:
         """Write the producer id, epoch and sequences of the appliance into record batches. Batches
         that are malformed, or of another producer, stay as they are, and are refused as such.
@@ -99,6 +162,8 @@ class TransactionalProducer:
             self.producer_id, self.producer_epoch,
         ):  # fmt: skip
             return records
+        if self.is_recovered and self.is_partial and partition not in self.following:
+            return records  # it is refused as one of an earlier epoch
         out = bytearray(records)
         at = 0
         while at + layout.HEADER_BYTES <= len(out):
@@ -118,7 +183,14 @@ class TransactionalProducer:
         return out
 
     def _translated(self, partition: Partition, header: KafkaHeader) -> KafkaHeader:
-        first = self.sequences.setdefault(partition, header.base_sequence)
+        first = header.base_sequence
+        if self.is_recovered:  # it may be any batch of the transaction, sent again
+            first = self.following.get(partition, 0)
+        first = self.sequences.setdefault(partition, first)
+        following = (header.base_sequence + header.record_count) % SEQUENCE_MODULUS
+        known = self.following.get(partition, 0)
+        if (following - known) % SEQUENCE_MODULUS < SEQUENCE_MODULUS // 2:
+            self.following[partition] = following
         return header._replace(
             producer_id=self.producer_id,
             producer_epoch=self.producer_epoch,

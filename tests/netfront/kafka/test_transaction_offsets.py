@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from netfront.kafka.producers import transaction_offsets, transactional_producer
+from netfront.kafka.producers import transactional_producer
 from netfront.kafka.producers.transaction_offsets import Committer, TransactionOffsets
 from netfront.kafka.producers.transactional_producer import (
     TransactionalProducer,
@@ -61,18 +61,24 @@ def test_a_producer_with_offsets_alone_stays_when_an_idle_one_can_go(
     assert producers.get("idle") is None
 
 
-def test_staged_offsets_come_back_and_too_many_are_known_as_lost(
+def test_what_is_staged_comes_back_and_too_much_of_it_is_known_as_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    offsets = TransactionOffsets()
-    assert TransactionOffsets().restore(offsets.staged_text())
-    offsets.keep("g", Committer("m", 3, True), ("t", 0), ["t", 0, 5])
-    offsets.keep("h", Committer("", -1, False), ("t", 1), ["t", 1, 7, "\0\x7f\u200b\u2028é"])
-    assert all(" " <= character <= "~" for character in offsets.staged_text())
-    again = TransactionOffsets()
-    assert again.restore(offsets.staged_text())
-    assert again.groups_json() == offsets.groups_json()
-    monkeypatch.setattr(transaction_offsets, "STAGED_MAX", 10)
-    lost = TransactionOffsets()
-    assert not lost.restore(offsets.staged_text())
-    assert not lost
+    one = TransactionalProducer(9, 4, 1, timeout_ms=10)
+    one.client_producer_id, one.client_epoch = 8, 2
+    one.following[b"t" * 16, 3] = 70
+    one.offsets.keep("g", Committer("m", 3, True), ("t", 0), ["t", 0, 5])
+    metadata = "\0\x7f\u200b\u2028é"
+    one.offsets.keep("h", Committer("", -1, False), ("t", 1), ["t", 1, 7, metadata])
+    text = one.staged_text()
+    assert all(" " <= character <= "~" for character in text)
+    again = TransactionalProducer(9, 4, 1, timeout_ms=10)
+    assert again.restore(text, (8, 2), was_open=False)
+    assert again.offsets.groups_json() == one.offsets.groups_json()
+    assert (again.following, again.is_incomplete) == (one.following, False)
+    assert not TransactionalProducer(9, 4, 1, timeout_ms=10).restore(text, (8, 1), was_open=False)
+    assert TransactionalProducer(9, 4, 1, timeout_ms=10).restore("", (9, 4), was_open=False)
+    monkeypatch.setattr(transactional_producer, "STAGED_MAX", 10)
+    lost = TransactionalProducer(9, 4, 1, timeout_ms=10)
+    assert not lost.restore(one.staged_text(), (8, 2), was_open=False)
+    assert lost.is_incomplete

@@ -109,6 +109,7 @@ class Ending:
         self._decider.decide(
             entry, request.outcome, BY_PRODUCER, self._step.now_ns,
             has_row=not request.is_empty, kept=request.branches, metadata=request.metadata,
+            staged=request.staged,
         )  # fmt: skip
         for commit in commits:
             self._offsets.apply(commit)

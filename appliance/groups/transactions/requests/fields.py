@@ -45,6 +45,8 @@ class EndRequest(NamedTuple):
     metadata: str | None
     """Text that is kept with the id from this commit on; None: what was kept stays."""
     branches: frozenset[ProducerEpoch]
+    staged: str
+    """Text that is left with the next transaction."""
 
 
 class StageRequest(NamedTuple):
@@ -142,6 +144,7 @@ def end_in(request: Mapping[str, Any]) -> EndRequest:
         bool(flag_in(request, "is_empty")),
         metadata,
         branches,
+        text_in(request, "staged", STAGED_MAX) or "",
     )
 
 

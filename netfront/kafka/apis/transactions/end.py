@@ -33,7 +33,7 @@ def end_transaction(call: Call) -> Steps:
         return (yield from _repeated(call))
     if found is None:
         raise RefusedError(error)
-    if call.version >= VERSION_2_END or found.is_incomplete:
+    if call.version >= VERSION_2_END or found.is_recovered:
         found.is_version_2 = call.version >= VERSION_2_END
     is_commit = bool(request["committed"])
     if found.was_aborted:
@@ -47,6 +47,7 @@ def end_transaction(call: Call) -> Steps:
         "transactional_id": request["transactional_id"], "owner": found.owner,
         "producer_id": found.producer_id, "producer_epoch": found.producer_epoch,
         "outcome": "commit" if commits else "abort", "is_empty": not found.has_batches,
+        "staged": found.following_text(),
     }  # fmt: skip
     if commits:
         asked["offsets"] = found.offsets.groups_json()

@@ -15,6 +15,8 @@ from netfront.kafka.wire.errors import KafkaError, coordinator_error
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
 
+VERSION_2_OFFSETS = 5
+
 
 def commit_offsets(call: Call) -> Steps:
     """TxnOffsetCommit: keep offsets until the transaction is committed."""
@@ -24,6 +26,8 @@ def commit_offsets(call: Call) -> Steps:
         not has_members(call.services, group),
     )  # fmt: skip
     error, found = yield from producer_or_error(call, 99)
+    if found is not None and call.version >= VERSION_2_OFFSETS:
+        found.is_version_2 = True
     if error is KafkaError.NONE and (committer.member_id or committer.epoch >= 0):
         transaction = found.producer_id, found.producer_epoch
         error = yield from _member_error(call, committer)
@@ -59,7 +63,7 @@ def _stage(call: Call, producer: TransactionalProducer) -> Steps:
         Api.END_TRANSACTION,
         {"transactional_id": call.request["transactional_id"], "owner": producer.owner,
          "producer_id": transaction[0], "producer_epoch": transaction[1], "outcome": "stage",
-         "staged": producer.offsets.staged_text()},
+         "staged": producer.staged_text()},
     )  # fmt: skip
     if (producer.producer_id, producer.producer_epoch) != transaction:
         return KafkaError.INVALID_PRODUCER_EPOCH

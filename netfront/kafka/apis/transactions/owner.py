@@ -42,13 +42,12 @@ def _recover(call: Call, name: str, identity: tuple[int, int], since: int) -> St
     if answer.code is not ErrorCode.OK:
         raise RefusedError(coordinator_error(answer.code), answer.sentence)
     found = answer.json()
-    if identity != (found["producer_id"], found["producer_epoch"]):
+    producer = TransactionalProducer(
+        found["producer_id"], found["producer_epoch"], found["owner"], found["timeout_ms"]
+    )
+    if not producer.restore(found["staged"], identity, was_open=found["state"] != "empty"):
         raise RefusedError(fenced(call.version, since))
-    producer = TransactionalProducer(*identity, found["owner"], found["timeout_ms"])
-    producer.is_version_2 = True  # or its first transaction: nothing to translate yet
-    producer.is_incomplete = not producer.offsets.restore(found["staged"])
     producer.offsets_until_ns = call.services.now_ns + producer.timeout_ms * MS
-    producer.has_batches = found["state"] != "empty"
     return producer
 
 
