@@ -88,6 +88,7 @@ _NAMES = {
         "Record",
         "RecordMetadata",
     ),
+    "core.schedule.recurrence": ("Recurrence", "RecurrenceError"),
     "core.topic_partition": ("TopicPartition",),
     "core.transaction_branches": (
         "FinishedBranch",
@@ -95,7 +96,6 @@ _NAMES = {
         "TransactionBranch",
         "WrittenPartition",
     ),
-    "core.schedule.recurrence": ("Recurrence", "RecurrenceError"),
     "embedded_appliance": ("EmbeddedAppliance", "embedded"),
     "group.rebalance_listener": ("ConsumerRebalanceListener", "RebalanceListener"),
     "idempotent.snowflake": ("IdGenerator",),

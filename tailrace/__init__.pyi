@@ -37,6 +37,7 @@ from tailrace.core.errors import NotAuthenticatedError as NotAuthenticatedError
 from tailrace.core.errors import NotAuthorizedError as NotAuthorizedError
 from tailrace.core.errors import NotReachableError as NotReachableError
 from tailrace.core.errors import NotSupportedError as NotSupportedError
+from tailrace.core.errors import OffsetConflictError as OffsetConflictError
 from tailrace.core.errors import OffsetOutOfRangeError as OffsetOutOfRangeError
 from tailrace.core.errors import OutOfOrderSequenceError as OutOfOrderSequenceError
 from tailrace.core.errors import PartitionOfflineError as PartitionOfflineError
