@@ -50,9 +50,9 @@ from tailrace.producer.routes import ProducerMetadata
 from tailrace.producer.sending.producer_id import MakeIdentity
 from tailrace.producer.sending.sender_thread import SenderThread
 from tailrace.producer.transactions.block import TransactionBlock
-from tailrace.producer.transactions.branch_identity import BranchIdentity
-from tailrace.producer.transactions.branch_state import BranchState
-from tailrace.producer.transactions.branch_writer import BranchWriter
+from tailrace.producer.transactions.branches.identity import BranchIdentity
+from tailrace.producer.transactions.branches.state import BranchState
+from tailrace.producer.transactions.branches.writer import BranchWriter
 from tailrace.producer.transactions.identity import TransactionalIdentity
 from tailrace.producer.transactions.state import TransactionState
 from tailrace.producer.transactions.two_phase import TwoPhaseTransactions

@@ -48,7 +48,7 @@ from tailrace.producer.transactions.acknowledgements import (
     outcome_of,
     records_of,
 )
-from tailrace.producer.transactions.branches import (
+from tailrace.producer.transactions.branches.arguments import (
     count_of,
     finished_in,
     named_json,

@@ -22,7 +22,7 @@ from tailrace.core.errors import (
     error_for,
 )
 from tailrace.core.transaction_branches import FinishedBranch, PreparedTransaction
-from tailrace.producer.transactions.branches import finished_in, prepared_in, tag_of
+from tailrace.producer.transactions.branches.arguments import finished_in, prepared_in, tag_of
 from tailrace.producer.transactions.coordinator_requests import PREPARE, asked
 from tailrace.producer.transactions.operations import Transactions
 from tailrace.producer.transactions.state import Call, State

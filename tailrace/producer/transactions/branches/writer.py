@@ -14,7 +14,7 @@ from tailrace.client.connections.steps import Steps
 from tailrace.core.errors import RequestTimeoutError
 from tailrace.core.transaction_branches import FinishedBranch, WrittenPartition
 from tailrace.producer.sending.sender_thread import SenderThread
-from tailrace.producer.transactions.branch_state import BranchState
+from tailrace.producer.transactions.branches.state import BranchState
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from __future__ import annotations
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode
 from tailrace.core.errors import TransactionAbortedError, error_for
 from tailrace.producer.batches.accumulator import NS_PER_MS
-from tailrace.producer.transactions.branch_state import BranchState
+from tailrace.producer.transactions.branches.state import BranchState
 from tailrace.producer.transactions.identity import CoordinatedIdentity
 from tailrace.protocol.frame import Api, WireError
 from tailrace.protocol.json_messages import decode_json, encode_json
