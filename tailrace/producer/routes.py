@@ -4,7 +4,7 @@ Owner: one Producer. Lookups of topics and changes of routes hold the producer's
 Invariants:
 - A route has the queues of its topic id, one for each partition.
 - A recreated topic has new queues. The batches of the old ones move there (see
-  `tailrace.producer.sending.topic_change`).
+  `tailrace.producer.topic_changes.topic_change`).
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class PartitionQueue(OpenQueue):
         """
         self.awaits_topic = False
         """The topic id is unknown to the appliance. Nothing is sent before the topic is found again
-        (`tailrace.producer.sending.topic_change`).
+        (`tailrace.producer.topic_changes.topic_change`).
         """
         self.is_queued = False
         """True while the accumulator lists it among the ready queues."""

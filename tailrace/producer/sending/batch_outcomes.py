@@ -30,7 +30,8 @@ from tailrace.producer.batches.partition_queue import PartitionQueue
 from tailrace.producer.batches.producer_batch import ProducerBatch
 from tailrace.producer.sending.full_disk_log import FullDiskLog
 from tailrace.producer.sending.producer_id import Identity
-from tailrace.producer.sending.topic_change import SlotMapChange, TopicRecreation
+from tailrace.producer.topic_changes.slot_map_change import SlotMapChange
+from tailrace.producer.topic_changes.topic_recreation import TopicRecreation
 from tailrace.protocol.produce_messages import ProducedEntry
 
 RETRY_BACKOFF_MAX_MS = 1_000

@@ -2,7 +2,7 @@
 
 A topic's added partitions and changed settings are noticed this way. Moved hash slots and topics
 that were made again are noticed by the appliance's responses, and change a topic by
-`tailrace.producer.sending.topic_change` alone.
+`tailrace.producer.topic_changes.topic_change` alone.
 
 Owner: a Producer, under its lock.
 Invariants: at most one request is pending. A response without a topic changes nothing.

@@ -31,14 +31,15 @@ from tailrace.producer.sending.batch_outcomes import BatchOutcomes
 from tailrace.producer.sending.in_flight_requests import Entry, InFlightRequest, InFlightRequests
 from tailrace.producer.sending.metadata_refresh import MetadataRefresh
 from tailrace.producer.sending.producer_id import Identity, MakeIdentity, ProducerIdAndEpoch
-from tailrace.producer.sending.topic_change import SlotMapChange, TopicRecreation
+from tailrace.producer.topic_changes.slot_map_change import SlotMapChange
+from tailrace.producer.topic_changes.topic_recreation import TopicRecreation
 from tailrace.protocol.credit_messages import encode_credit
 from tailrace.protocol.frame import Api
 from tailrace.protocol.produce_messages import ACKS_ALL
 from tailrace.protocol.session import Response
 
 if TYPE_CHECKING:
-    from tailrace.producer.sending.schema_change import SchemaChange
+    from tailrace.producer.topic_changes.schema_change import SchemaChange
 
 CREDIT_REQUEST_NS = 50_000_000
 CREDIT_RETRY_NS = 500_000_000
@@ -204,7 +205,7 @@ class Sender:
 
     def _begin_schema_change(self, old: TopicInfo) -> None:
         if self._schema_change is None:
-            from tailrace.producer.sending.schema_change import SchemaChange
+            from tailrace.producer.topic_changes.schema_change import SchemaChange
 
             self._schema_change = SchemaChange(
                 self._accumulator, self._connection, self._now_ns, self._on_schema_altered

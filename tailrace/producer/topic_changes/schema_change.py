@@ -25,7 +25,7 @@ from tailrace.core.errors import SchemaMismatchError
 from tailrace.format.record_batch.batch_header import NO_PRODUCER
 from tailrace.producer.batches.accumulator import NS_PER_MS, RecordAccumulator
 from tailrace.producer.batches.partition_queue import PartitionQueue
-from tailrace.producer.sending.topic_change import Change, KnownTopicChange
+from tailrace.producer.topic_changes.topic_change import Change, KnownTopicChange
 
 RETRY_NS = 20 * NS_PER_MS
 """Interval of METADATA requests until the front has the version that its worker has."""

@@ -1,0 +1,1 @@
+"""Changes of topics for which a producer has batches: the batches wait, then move."""
