@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from appliance.migrate.errors import InterruptedSessionError, MigrationError
-from appliance.migrate.kafka_client import KafkaCluster, sentence_of
+from appliance.migrate.kafka_client import KafkaCluster, library, sentence_of
 from appliance.migrate.rows import Rows, size_of
 from tailrace.core.topic_partition import TopicPartition
 
 RECORDS_AT_ONCE = 10_000
+NO_PARTITION = TopicPartition("", 0)
 OPTIONS = {
     "enable.partition.eof": True,
     "queued.min.messages": 200_000,
@@ -39,6 +41,7 @@ class KafkaSource:
         self._cluster = cluster
         self._isolation = isolation
         self._consumer = cluster.consumer(**{**OPTIONS, "isolation.level": isolation})
+        self._message_type = library().Message
         self._topics: dict[tuple[str, int], TopicPartition] = {}
 
     def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
@@ -73,21 +76,33 @@ class KafkaSource:
             messages = self._consumer.consume(1, timeout_s)
         parts: dict[TopicPartition, list[Any]] = {}
         ends: dict[TopicPartition, int] = {}
-        topics, last, into = self._topics, (None, None), None
+        kind = self._message_type
+        has_errors = any(map(kind.error, messages))
+        names = list(zip(map(kind.topic, messages), map(kind.partition, messages), strict=True))
+        start = 0
+        for name, run in groupby(names):  # a fetch brings many records of one partition
+            end = start + sum(1 for _ in run)
+            part, start = messages[start:end], end
+            partition = self._topics.get(name)
+            if has_errors:
+                part = self._without_errors(part, ends)
+            if partition is not None and part:
+                parts.setdefault(partition, []).extend(part)
+        return [_rows(partition, part, kind) for partition, part in parts.items()], ends
+
+    def _without_errors(
+        self, messages: Sequence[Any], ends: dict[TopicPartition, int]
+    ) -> list[Any]:
+        """The messages that are records. An end counts if no record of its partition follows."""
+        records = []
         for message in messages:
             error = message.error()
             if error is not None:
                 self._note_error(message, error, ends)
                 continue
-            key = message.topic(), message.partition()
-            if key != last:
-                last, into = key, None
-                if key in topics:
-                    into = parts.setdefault(topics[key], [])
-                    ends.pop(topics[key], None)
-            if into is not None:
-                into.append(message)
-        return [_rows(partition, part) for partition, part in parts.items()], ends
+            records.append(message)
+            ends.pop(self._topics.get((message.topic(), message.partition()), NO_PARTITION), None)
+        return records
 
     def _note_error(self, message: Any, error: Any, ends: dict[TopicPartition, int]) -> None:
         from confluent_kafka import KafkaError
@@ -119,18 +134,13 @@ class KafkaSource:
         self._consumer.close()
 
 
-def _rows(partition: TopicPartition, messages: list[Any]) -> Rows:
-    keys = [message.key() for message in messages]
-    values = [message.value() for message in messages]
-    headers: list[Any] | None = [message.headers() for message in messages]
+def _rows(partition: TopicPartition, messages: list[Any], kind: Any) -> Rows:
+    keys, values = list(map(kind.key, messages)), list(map(kind.value, messages))
+    headers: list[Any] | None = list(map(kind.headers, messages))
     if headers is not None and not any(headers):
         headers = None
+    stamps = [stamp for _, stamp in map(kind.timestamp, messages)]
     return Rows(
-        partition,
-        [message.offset() for message in messages],
-        [message.timestamp()[1] for message in messages],
-        keys,
-        values,
-        headers,
+        partition, list(map(kind.offset, messages)), stamps, keys, values, headers,
         size_of(keys, values),
-    )
+    )  # fmt: skip

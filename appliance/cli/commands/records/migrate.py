@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import gc
 import signal
 import sys
 import time
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from appliance.migrate.plan import TopicPlan
     from appliance.migrate.session import Session, Source
 
+COLLECTED_OBJECTS = 1_000_000
 LINE_S = 10.0
 JSON_LINE_S = 1.0
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -379,9 +381,12 @@ def ending_at_signals(migration: Migration, printed: Printed) -> Iterator[None]:
         migration.is_stopped = True
 
     former = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
+    thresholds = gc.get_threshold()
+    gc.set_threshold(COLLECTED_OBJECTS)  # records are no cycles, and looking for some takes a third
     try:
         yield
     finally:
+        gc.set_threshold(*thresholds)
         for number, handler in former.items():
             signal.signal(number, handler)
         printed.end()
