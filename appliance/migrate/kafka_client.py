@@ -15,6 +15,8 @@ from appliance.migrate.errors import MigrationError, NoClientError
 from tailrace.core.topic_partition import TopicPartition
 
 TIMEOUT_S = 20.0
+ANSWER_S = 10.0
+"""A cluster that gives no metadata for this long does not answer."""
 _ADDRESS = re.compile(r"(kafka:(//)?)?(?P<servers>[^\s/@]+:\d{1,5}(,[^\s/@]+:\d{1,5})*)", re.ASCII)
 _JAVA_ALONE = re.compile(r"(ssl|sasl)\..*(jaas|store|callback\.handler).*")
 
@@ -127,7 +129,7 @@ class KafkaCluster:
     def topic_names(self) -> dict[str, int]:
         """Name -> number of partitions, of all topics. Raises MigrationError."""
         try:
-            found = self._admin.list_topics(timeout=TIMEOUT_S)
+            found = self._admin.list_topics(timeout=ANSWER_S)
         except self._library.KafkaException as error:
             raise MigrationError(
                 f"no Kafka cluster answers at {self.servers} ({sentence_of(error)}"

@@ -77,7 +77,7 @@ class KafkaSource:
         parts: dict[TopicPartition, list[Any]] = {}
         ends: dict[TopicPartition, int] = {}
         kind = self._message_type
-        has_errors = any(map(kind.error, messages))
+        has_errors = any(error is not None for error in map(kind.error, messages))
         names = list(zip(map(kind.topic, messages), map(kind.partition, messages), strict=True))
         start = 0
         for name, run in groupby(names):  # a fetch brings many records of one partition
@@ -108,6 +108,8 @@ class KafkaSource:
         from confluent_kafka import KafkaError
 
         code = error.code()
+        if message.topic() is None and not error.fatal() and code != KafkaError._AUTHENTICATION:
+            return  # of the group that the library wants, and that is not used
         partition = self._topics.get((message.topic(), message.partition()))
         if code == KafkaError._PARTITION_EOF:
             if partition is not None:

@@ -15,6 +15,9 @@ from tests.kit import cli
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 from tests.system.migrate.houses import Houses, rows
 
+pytestmark = pytest.mark.slow_because(
+    "each run connects anew, and waits for the ends of its topics"
+)
 POINTS = [name for name in CRASH_POINTS if name.startswith("migrate.")]
 OFTEN = ("migrate.after_plain", "migrate.before_commit", "migrate.after_open")
 """Points of the plain suite."""
@@ -100,7 +103,6 @@ def test_a_compacted_source_keeps_its_records(houses: Houses, topic: str) -> Non
     assert len(rows(houses.target.address, topic)[0]) < 200
 
 
-@pytest.mark.slow_because("the copy that follows looks for its successor every five seconds")
 def test_follow_until_the_switch(houses: Houses, topic: str) -> None:
     houses.create(topic, message_timestamp_type="LogAppendTime")
     houses.produce(topic, range(500))

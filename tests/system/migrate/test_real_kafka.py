@@ -95,11 +95,11 @@ def test_plain_compacted_and_transactional_topics_with_their_groups(
     compacted = kafka.topic(
         1,
         {
-            "cleanup.policy": "compact", "segment.bytes": "14000", "segment.ms": "500",
+            "cleanup.policy": "compact", "segment.ms": "1000", "retention.ms": "-1",
             "min.cleanable.dirty.ratio": "0.01",
         },
     )  # fmt: skip
-    transactional = kafka.topic(1)
+    transactional = kafka.topic(1, {"retention.ms": "-1"})
     producer = producer_of(kafka)
     for n in range(5_000):
         producer.produce(

@@ -15,6 +15,9 @@ from tests.kit import cli
 from tests.kit.processes import HANG_LIMIT_S
 from tests.system.migrate.houses import Houses, rows
 
+pytestmark = pytest.mark.slow_because(
+    "each run connects anew, and waits for the ends of its topics"
+)
 POINTS = [
     name
     for name in CRASH_POINTS
