@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -15,6 +16,11 @@ from appliance.migrate.errors import MigrationError, NoClientError
 from tailrace.core.topic_partition import TopicPartition
 
 TIMEOUT_S = 20.0
+GROUP_RETRY_S = 30.0
+COORDINATOR_ERRORS = (
+    "NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS", "_TIMED_OUT",
+    "NOT_COORDINATOR_FOR_GROUP", "GROUP_COORDINATOR_NOT_AVAILABLE", "GROUP_LOAD_IN_PROGRESS",
+)  # fmt: skip
 ANSWER_S = 10.0
 """A cluster that gives no metadata for this long does not answer."""
 _ADDRESS = re.compile(r"(kafka:(//)?)?(?P<servers>[^\s/@]+:\d{1,5}(,[^\s/@]+:\d{1,5})*)", re.ASCII)
@@ -278,37 +284,42 @@ class KafkaCluster:
 
     def offsets(self, group: str) -> dict[TopicPartition, tuple[int, str]]:
         """(committed offset, metadata) of each partition. Raises MigrationError."""
-        asked = self._library.ConsumerGroupTopicPartitions(group)
-        found = self._result(
-            f"the offsets of group {group}",
-            self._admin.list_consumer_group_offsets([asked], request_timeout=TIMEOUT_S)[group],
-        )
         return {
             TopicPartition(each.topic, each.partition): (each.offset, each.metadata or "")
-            for each in found.topic_partitions
-            if each.offset >= 0 and not each.error
+            for each in self._of_group(group, self._admin.list_consumer_group_offsets)
+            if each.offset >= 0
         }
 
     def set_offsets(self, group: str, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
         """Set committed offsets. Raises MigrationError."""
         make = self._library.TopicPartition
-        asked = self._library.ConsumerGroupTopicPartitions(
-            group,
-            [
-                make(each.topic, each.partition, offset, *([metadata] if metadata else []))
-                for each, (offset, metadata) in offsets.items()
-            ],
-        )
-        found = self._result(
-            f"the offsets of group {group}",
-            self._admin.alter_consumer_group_offsets([asked], request_timeout=TIMEOUT_S)[group],
-        )
-        for each in found.topic_partitions:
-            if each.error:
+        asked = [
+            make(each.topic, each.partition, offset, *([metadata] if metadata else []))
+            for each, (offset, metadata) in offsets.items()
+        ]
+        self._of_group(group, self._admin.alter_consumer_group_offsets, asked)
+
+    def _of_group(
+        self, group: str, ask: Callable[..., Any], partitions: list[Any] | None = None
+    ) -> list[Any]:
+        """The partitions of a response about a group's offsets. A coordinator that moves or starts
+        is asked again for GROUP_RETRY_S. Raises MigrationError.
+        """
+        asked = [self._library.ConsumerGroupTopicPartitions(group, partitions)]
+        until_s = time.monotonic() + GROUP_RETRY_S
+        while True:
+            try:
+                found = ask(asked, request_timeout=TIMEOUT_S)[group].result(2 * TIMEOUT_S)
+                errors = [each.error for each in found.topic_partitions if each.error is not None]
+            except self._library.KafkaException as error:
+                found, errors = None, [error.args[0]]
+            if not errors and found is not None:
+                return list(found.topic_partitions)
+            if errors[0].name() not in COORDINATOR_ERRORS or time.monotonic() > until_s:
                 raise MigrationError(
-                    f"the offset of group {group} in {each.topic}-{each.partition} was refused: "
-                    f"{each.error.str()}."
+                    f"Kafka refuses the offsets of group {group}: {errors[0].str()}."
                 )
+            time.sleep(0.2)
 
     def _result(self, subject: str, future: Any) -> Any:
         try:

@@ -87,7 +87,7 @@ def producer_of(kafka: Kafka, **options: Any) -> Any:
 def test_plain_compacted_and_transactional_topics_with_their_groups(
     kafka: Kafka, appliance: EmbeddedAppliance
 ) -> None:
-    from confluent_kafka import ConsumerGroupTopicPartitions
+    from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
     from confluent_kafka import TopicPartition as Assigned
     from confluent_kafka.admin import AdminClient
 
@@ -134,7 +134,15 @@ def test_plain_compacted_and_transactional_topics_with_their_groups(
     asked = ConsumerGroupTopicPartitions(
         "billing", [Assigned(plain, 0, 4_321), Assigned(transactional, 0, at)]
     )
-    admin.alter_consumer_group_offsets([asked])["billing"].result()
+
+    def is_set() -> bool:
+        try:
+            found = admin.alter_consumer_group_offsets([asked])["billing"].result()
+        except KafkaException:  # the coordinator of a new cluster takes a while
+            return False
+        return not any(each.error for each in found.topic_partitions)
+
+    wait_until(is_set, "Kafka has the group")
 
     address = f"kafka:{kafka.bootstrap}"
     topics = f"{plain},{compacted},{transactional}"
