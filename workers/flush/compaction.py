@@ -29,9 +29,9 @@ from shm.memory.layout import ProcessWord
 from shm.runtime.error_handler import CountedErrorHandler
 from shm.runtime.timing_wheel import Timer, TimingWheel
 from shm.tables.control import ProcessSlot
-from shm.tables.partition_table import CleaningState
 from workers.flush.cleaning.job_orders import CleaningSettings as CleaningSettings
 from workers.flush.cleaning.job_orders import job_of
+from workers.flush.cleaning.outcomes import log_done, note_unreadable
 from workers.flush.cleaning.segment_swapper import SegmentSwapper
 from workers.flush.cleaning.watched_log import (
     MERGE_RANK,
@@ -314,21 +314,7 @@ class Compaction:
         log = known.log
         if not known.is_compacted:
             return
-        state = CleaningState.NONE
-        if known.stopped_base >= 0:
-            state = CleaningState.STOPPED
-        elif self._job_slot == log.assignment.slot:
-            state = CleaningState.RUNNING
-        elif known.waits_for_readers:
-            state = CleaningState.WAITS_FOR_READERS
-        elif known.retry_ns:
-            state = CleaningState.RETRYING
-        clean = part.segments[: part.clean_count]
-        below = clean[-1].end if clean else log.log_start_offset
-        shown = (
-            below, part.clean_bytes, part.dirty_bytes, max(0, part.dirty_since_us), int(state),
-            known.asked, known.done,
-        )  # fmt: skip
+        shown = known.shown(part, is_running=self._job_slot == log.assignment.slot)
         if shown != log.cleaning:
             log.cleaning = shown
             self._logs.publish(log)
@@ -400,9 +386,9 @@ class Compaction:
         if report.state == cleaning_job.DONE:
             known.failures = 0
             known.tombstones_since_us = report.tombstones_since_us
-            _log_done(known, report)
+            log_done(known, report)
         elif report.state == cleaning_job.UNREADABLE:
-            self._note_unreadable(known, report)
+            note_unreadable(known, report)
         else:
             wait_ns = known.note_failure(self._now_ns)
             logger.warning(
@@ -412,37 +398,3 @@ class Compaction:
             )  # fmt: skip
         self._swapper.swap_some(known)
         self._set_timer(0)
-
-    @staticmethod
-    def _note_unreadable(known: WatchedLog, report: CleaningReport) -> None:
-        """Stop compaction at a segment that cannot be read; merging goes on without it."""
-        base, assignment = max(0, report.stopped_base), known.log.assignment
-        if known.is_compacted:
-            known.stopped_base = base
-            logger.error(
-                "cleaning_stopped topic=%s partition=%d base=%d reason=%r",
-                assignment.topic, assignment.partition, base, report.reason,
-            )  # fmt: skip
-        else:
-            known.unmergeable.add(base)
-            logger.error(
-                "segment_not_merged topic=%s partition=%d base=%d reason=%r",
-                assignment.topic, assignment.partition, base, report.reason,
-            )  # fmt: skip
-
-
-def _log_done(known: WatchedLog, report: CleaningReport) -> None:
-    assignment = known.log.assignment
-    if known.is_compacted:
-        logger.info(
-            "cleaned topic=%s partition=%d bytes_in=%d bytes_out=%d records_in=%d "
-            "records_out=%d segments=%d",
-            assignment.topic, assignment.partition, report.bytes_in, report.bytes_out,
-            report.records_in, report.records_out, len(report.runs),
-        )  # fmt: skip
-    else:
-        logger.info(
-            "merged topic=%s partition=%d bytes_in=%d bytes_out=%d records=%d segments=%d",
-            assignment.topic, assignment.partition, report.bytes_in, report.bytes_out,
-            report.records_in, len(report.runs),
-        )  # fmt: skip

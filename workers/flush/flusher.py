@@ -46,6 +46,7 @@ from tailrace.format.directory.data_dir import BIN_DIRECTORY
 from workers.flush.batch_placement import BatchPlacement
 from workers.flush.bin import Bin
 from workers.flush.catalog_feed import CatalogFeed
+from workers.flush.cleaning.chores import Chores
 from workers.flush.group_commit import GroupCommit
 from workers.flush.log_cleaner import LogCleaner
 from workers.flush.ring_follower import FlushGroup, RingFollower, translator
@@ -181,6 +182,7 @@ class Flusher:
             check_interval_ms=settings.retention_check_ms,
             make_compaction=None if cleaner is None else self._make_compaction,
         )
+        self._chores = Chores(self._logs, self._commit, self._wheel, self._log_cleaner.retain)
         self._jumps = jumps
         self._now_us = now_us
         self._feed = CatalogFeed(
@@ -242,7 +244,7 @@ class Flusher:
             work += self._follow(follower, now_ns)
         if work:
             return work
-        tidied = self._log_cleaner.run_idle_work()
+        tidied = self._chores.run_idle_work()
         self._has_chores = bool(tidied)
         return tidied
 
@@ -461,7 +463,7 @@ class Flusher:
         for log in group.touched.values():
             log.settled()
             if not log.refusal:
-                self._log_cleaner.write_transaction_indexes(log, self._now_ns)
+                self._chores.write_transaction_indexes(log, self._now_ns)
                 log.raise_watermark()
                 self._logs.publish(log)
         crash_point("flusher.after_verdicts")
@@ -476,7 +478,7 @@ class Flusher:
             self._workers[follower.worker].ring()
         if not group.touched:
             self._controller.ring()
-        self._log_cleaner.checkpoint_some(self._settings.checkpoint_bytes)
+        self._chores.checkpoint_some(self._settings.checkpoint_bytes)
         return True
 
     # ---- the disk --------------------------------------------------------------------------------

@@ -19,16 +19,14 @@ is deleted. A split is a rewrite (see `partition_log`).
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from shm.runtime.reserve_file import make_room_for
 from shm.runtime.timing_wheel import Timer, TimingWheel
+from workers.flush.cleaning.segment_split import split_off
 from workers.flush.group_commit import GroupCommit
-from workers.log.files.active_segment import ActiveSegment, first_to_keep
+from workers.log.files.active_segment import ActiveSegment
 from workers.log.files.delay_manifest import read_cursor
-from workers.log.index_scrubber import scrub_one_index
 from workers.log.log_set import LogSet
 from workers.log.partition_log import PartitionLog
 from workers.log.producers.delay_rules import kept_from, newest_us
@@ -47,14 +45,6 @@ RETENTION_CHECK_MIN_MS = 100
 COMPACT = "compact"
 """The part of cleanup.policy that says that a topic is compacted."""
 DELAY_LOG_CHECK_MS = 10_000
-INDEX_RETRY_NS = 250_000_000
-"""Interval between attempts to write a transaction index."""
-SPLIT_MIN_BYTES = 64 << 10
-"""Least space that a split must free."""
-SPLIT_KEEPS_MAX_BYTES = 64 << 20
-"""Most bytes that a split copies. The disk holds them twice for a moment."""
-SPLIT_MARGIN_BYTES = 64 << 10
-"""Space for the small files of a split, beside what it copies."""
 CLOCK_CHECK_NS = 1_000_000_000
 """Interval of checks for jumps of the wall clock. Records appended between a jump and the check may
 stay longer, by the jump.
@@ -62,7 +52,7 @@ stay longer, by the jump.
 
 
 class LogCleaner:
-    """Sealing, retention and checkpoints of all logs of one data directory."""
+    """Sealing and retention of all logs of one data directory."""
 
     def __init__(
         self,
@@ -93,8 +83,6 @@ class LogCleaner:
         self._ages: dict[int, tuple[int, Timer[Task]]] = {}
         """(segment base, timer) by slot, of segments with a segment.ms timer."""
         self._retentions: dict[int, Timer[Task]] = {}
-        self._index_retries: set[LogKey] = set()
-        """Logs with a timer to write their transaction indexes."""
         self.leases = RetentionLeases(wheel, self._on_lease_end)
         self._make_compaction = make_compaction
         self.compaction: Compaction | None = None
@@ -237,37 +225,6 @@ class LogCleaner:
                 "checkpoint_not_written directory=%s error=%r", log.directory, str(error)
             )
 
-    def write_transaction_indexes(self, log: PartitionLog, now_ns: int) -> int:
-        """Write the log's missing entries of transaction indexes. On a full or failing disk it is
-        tried again, and the last stable offset waits. Returns the amount of work done.
-        """
-        if not log.transaction_indexes.is_behind or self._logs.get(log.assignment.slot) is not log:
-            return 0
-        try:
-            log.write_transaction_indexes()
-        except OSError as error:
-            logger.warning(
-                "transaction_index_not_written directory=%s error=%r advice=%r",
-                log.directory, str(error),
-                "free some space or repair the disk; readers of committed records wait, and it is "
-                "retrying",
-            )  # fmt: skip
-            if log.key not in self._index_retries:
-                self._index_retries.add(log.key)
-                self._wheel.add(
-                    now_ns + INDEX_RETRY_NS, lambda: self._retry_transaction_indexes(log)
-                )
-            return 0
-        return 1
-
-    def _retry_transaction_indexes(self, log: PartitionLog) -> int:
-        """Retry after a failure. Task of a timer."""
-        self._index_retries.discard(log.key)
-        if self.write_transaction_indexes(log, self._now_ns) and not log.group and not log.refusal:
-            log.raise_stable()
-            self._logs.publish(log)
-        return 1
-
     def set_check_interval(self, check_interval_ms: int) -> None:
         """Check all logs now, and then at the new interval."""
         if check_interval_ms != self._check_interval_ms:
@@ -367,37 +324,9 @@ class LogCleaner:
         return live.end > int(log.assignment.settings["segment.bytes"]) and self._seal(log)
 
     def _split(self, log: PartitionLog, live: ActiveSegment, retention_bytes: int) -> bool:
-        """Split the active segment on a full disk. Records from the log start offset on are kept,
-        within retention.bytes.
-        """
-        try:
-            if live.synced_end != live.end and not (self._commit.sync(log) and log.live is live):
-                return False
-            live.write_index_entries()
-            first = first_to_keep(log.files, live, log.log_start_offset, retention_bytes)
-            gone_bytes = 0 if first is None else first.file_position
-            if (
-                first is None
-                or gone_bytes < SPLIT_MIN_BYTES
-                or live.end - gone_bytes > SPLIT_KEEPS_MAX_BYTES
-            ):
-                return False
-            copied_bytes = live.end - gone_bytes + SPLIT_MARGIN_BYTES
-            make_room_for(log.files, os.path.dirname(log.directory), copied_bytes)
-            if not log.split(first):
-                return False
-            self._checkpoint(log)
-        except OSError as error:
-            logger.warning(
-                "segment_not_split directory=%s base=%d error=%r advice='what stays has no room: "
-                "free space, or delete all of the records (delete-records, retention.bytes=0)'",
-                log.directory, live.base, str(error),
-            )  # fmt: skip
+        """Split the active segment on a full disk."""
+        if not split_off(log, live, retention_bytes, self._commit, self._checkpoint):
             return False
-        logger.info(
-            "segment_split topic=%s partition=%d base=%d next_base=%d bytes=%d",
-            log.assignment.topic, log.assignment.partition, live.base, log.newest_base, gone_bytes,
-        )  # fmt: skip
         self._logs.publish(log)
         self.watch_age(log, self._now_ns)
         self.retain(log)
@@ -458,44 +387,6 @@ class LogCleaner:
         self._retentions[log.assignment.slot] = self._wheel.add(
             self._now_ns + wait_ms * 1_000_000, lambda: self.retain(log)
         )
-
-    def run_idle_work(self) -> int:
-        """Do one step of idle work: extend the journal with zeroes, then check indexes that were
-        not checked since the start. Return 0 when done.
-        """
-        if self._commit.should_journal and len(self._logs) > 1:
-            return int(self._commit.prepare_journal())
-        for log in self._logs.all():
-            if log.unscrubbed and not log.group:
-                try:
-                    scrub_one_index(log)
-                    self.retain(log)  # the check may have found a segment's age
-                except OSError as error:
-                    logger.warning(
-                        "index_not_checked directory=%s error=%r", log.directory, str(error)
-                    )
-                return 1
-        return 0
-
-    def checkpoint_some(self, checkpoint_bytes: int) -> None:
-        """Write checkpoints, so that recovery reads at most `checkpoint_bytes`."""
-        logs = self._logs.all()
-        total = sum(log.since_checkpoint_bytes for log in logs)
-        if total < checkpoint_bytes:
-            return
-        for log in sorted(logs, key=lambda log: log.since_checkpoint_bytes, reverse=True):
-            if total < checkpoint_bytes // 2 or log.group:
-                break
-            total -= log.since_checkpoint_bytes
-            try:
-                if log.refusal or (log.is_unsynced and not self._commit.sync(log)):
-                    continue
-                log.checkpoint(sync=log.since_checkpoint_bytes >= checkpoint_bytes // 4)
-            except OSError as error:
-                log.since_checkpoint_bytes = 0
-                logger.warning(
-                    "checkpoint_not_written directory=%s error=%r", log.directory, str(error)
-                )
 
     def _on_lease_end(self, key: LogKey) -> int:
         """Check retention again after a lease has ended. Cleaned segments wait for it, too."""

@@ -2,7 +2,7 @@
 and rebuilds wrong ones.
 
 The log is authoritative and an index can be rebuilt, so a start does not wait for this.
-`log_cleaner` calls it when idle.
+`workers.flush.cleaning.chores` calls it when idle.
 
 Owner: the flusher.
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from shm.tables.partition_table import CleaningState
 from tailrace.format.record_batch.batch_header import (
     METADATA_MAX_BYTES,
     PREFIX_BYTES,
@@ -37,6 +38,7 @@ COMPACT = "compact"
 """The part of cleanup.policy that says that a topic is compacted."""
 RETRY_MIN_NS = 1_000_000_000
 RETRY_MAX_NS = 60_000_000_000
+Shown = tuple[int, int, int, int, int, int, int]
 MERGED_AT_ONCE = 8
 """Most segments of a job that merges."""
 Rank = tuple[bool, bool, float]
@@ -158,6 +160,24 @@ class WatchedLog:
             return None
         overdue = is_overdue(part, now_us=now_us, max_lag_ms=max_lag_ms)
         return is_due_by_request, overdue, part.dirty_ratio
+
+    def shown(self, part: Cleanable, *, is_running: bool) -> Shown:
+        """What the partition table shows of a compacted log (`PartitionLog.cleaning`)."""
+        state = CleaningState.NONE
+        if self.stopped_base >= 0:
+            state = CleaningState.STOPPED
+        elif is_running:
+            state = CleaningState.RUNNING
+        elif self.waits_for_readers:
+            state = CleaningState.WAITS_FOR_READERS
+        elif self.retry_ns:
+            state = CleaningState.RETRYING
+        clean = part.segments[: part.clean_count]
+        below = clean[-1].end if clean else self.log.log_start_offset
+        return (
+            below, part.clean_bytes, part.dirty_bytes, max(0, part.dirty_since_us), int(state),
+            self.asked, self.done,
+        )  # fmt: skip
 
     def mergeable(self) -> list[Candidate]:
         """The segments whose small batches can be merged now."""
