@@ -172,12 +172,18 @@ def make_gate(context: ProcessContext) -> tuple[str, Gate]:
     """
     from netfront.access.gate import Gate
     from netfront.access.page_tokens import PageTokens
-    from shm.rights.server_keys import KeysUnusableError, own_public_key, read_server_key
+    from shm.rights.server_keys import (
+        AnnouncedKeys,
+        KeysUnusableError,
+        own_public_key,
+        read_server_key,
+    )
 
     data_dir = context.spec.data_dirs[0]
     try:
         gate = Gate(own_public_key(data_dir), context.clock.wall_us)
-        secret = read_server_key(data_dir).secret
+        public, secret = read_server_key(data_dir)
+        gate.server_keys = AnnouncedKeys(data_dir, public)
         gate.tokens = PageTokens(secret.encode())
         return secret, gate
     except KeysUnusableError as error:

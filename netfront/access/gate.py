@@ -68,6 +68,8 @@ class Gate:
         self._own_key = own_key
         self.tokens = PageTokens(os.urandom(32))
         """The front gives it those of the appliance."""
+        self.server_keys: Callable[[], list[str]] = list
+        """Public keys of the server that clients are told: the one in use, and the next one."""
         self.topic_name: TopicName = lambda _topic_id: None
         """The front's (see `rules`)."""
         self.answer_connections: Callable[[], int] = lambda: 0

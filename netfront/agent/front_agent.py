@@ -182,6 +182,8 @@ class Front:
         if gate is not None:
             self._know_owners()
         self._session_lifecycle = self._new_session_lifecycle(start_ns)
+        if gate is not None:
+            self._session_lifecycle.server_keys = gate.server_keys
         self._dispatcher = RequestDispatcher(
             transport=transport, sessions=self._sessions, responses=self._responses,
             session_lifecycle=self._session_lifecycle, produce_service=self._produce_service,

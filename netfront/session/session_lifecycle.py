@@ -82,6 +82,8 @@ class SessionLifecycle:
         self._slot = slot
         self._error_handler = error_handler
         self._described = described
+        self.server_keys: Callable[[], list[str]] = list
+        """Public keys of the server, where the appliance has users."""
         self._admit = admit
         self._note = note
         self._forget = forget
@@ -145,6 +147,7 @@ class SessionLifecycle:
         }
         if principal is not None:
             answer["user"] = principal.user
+            answer["server_keys"] = self.server_keys()
         self._responses.send(
             session,
             header.api,

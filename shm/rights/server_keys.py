@@ -9,6 +9,8 @@ Owner: the supervisor makes both at the first start with security. Fronts and co
 Invariants:
 - Only the owner can read them. A link in their place is never followed.
 - A damaged file is refused, never replaced: clients know the key that was in it.
+- While a rotation lasts `server.key` has the next key beside the one in use. Fronts use a key from
+  their start on, and tell it to their clients with the one that follows.
 
 Crash: a file is there whole, or is made at the next start.
 """
@@ -70,15 +72,98 @@ def ensure_keys(data_dir: str, address: str) -> None:
 
 def read_server_key(data_dir: str) -> KeyPair:
     """The server's key pair. Raises KeysUnusableError."""
+    return read_server_keys(data_dir)[0]
+
+
+def read_server_keys(data_dir: str) -> list[KeyPair]:
+    """The server's key pair, and its next one while a rotation lasts. Raises KeysUnusableError."""
     path = os.path.join(data_dir, SERVER_KEY_FILE)
     content = _read(path, checked_json.decode)
-    found = [content.get(name) for name in ("public", "secret")] if content else []
-    if len(found) != 2 or not all(isinstance(t, str) and len(t) == KEY_LENGTH for t in found):
+    following = None if content is None else content.get("next")
+    pairs = [_pair_of(content), *([] if following is None else [_pair_of(following)])]
+    if None in pairs:
         raise KeysUnusableError(
             f"{path} is damaged: bring it back from a backup. Without one move it away, and give "
             "every client a new context: the next start makes another key"
         )
+    return [pair for pair in pairs if pair is not None]
+
+
+def _pair_of(content: object) -> KeyPair | None:
+    found = [content.get(name) for name in KeyPair._fields] if isinstance(content, dict) else []
+    if len(found) != 2 or not all(isinstance(t, str) and len(t) == KEY_LENGTH for t in found):
+        return None
     return KeyPair(*(str(text) for text in found))
+
+
+def begin_rotation(data_dir: str) -> KeyPair:
+    """Make the next key, and return it. Clients learn it when they connect. Raises
+    KeysUnusableError, OSError, ValueError.
+    """
+    current, *following = read_server_keys(data_dir)
+    if following:
+        raise ValueError(
+            f"the next key is {following[0].public} already: `tailrace server-key finish` puts it "
+            "into force"
+        )
+    pair = new_key_pair()
+    _keep(data_dir, current, pair)
+    _update_contexts(data_dir, [current.public, pair.public])
+    return pair
+
+
+def finish_rotation(data_dir: str) -> KeyPair:
+    """Make the next key the server's, and return it. Fronts use it from their next start on. Raises
+    KeysUnusableError, OSError, ValueError.
+    """
+    current, *following = read_server_keys(data_dir)
+    if not following:
+        raise ValueError("there is no next key: `tailrace server-key rotate` makes it")
+    _keep(data_dir, following[0], None)
+    _update_contexts(data_dir, [following[0].public, current.public])
+    return following[0]
+
+
+def _keep(data_dir: str, current: KeyPair, following: KeyPair | None) -> None:
+    content: dict[str, Any] = {"format": 1, **current._asdict()}
+    if following is not None:
+        content["next"] = following._asdict()
+    checked_json.replace(os.path.join(data_dir, SERVER_KEY_FILE), checked_json.encode(content))
+
+
+def _update_contexts(data_dir: str, server_keys: list[str]) -> None:
+    """Put the keys into the contexts of the data directory."""
+    for name in (OWN_CONTEXT_FILE, ADMIN_CONTEXT_FILE):
+        path = os.path.join(data_dir, name)
+        content = _read(path, _plain)
+        if content is not None:
+            _write(path, {**content, "server_keys": server_keys})
+
+
+class AnnouncedKeys:
+    """The public keys that a front tells its clients: the one that it uses, and the one that
+    follows. It looks at the file with each call.
+    """
+
+    def __init__(self, data_dir: str, used: str) -> None:
+        """`used`: public key of this front."""
+        self._data_dir = data_dir
+        self._path = os.path.join(data_dir, SERVER_KEY_FILE)
+        self._used = used
+        self._seen: tuple[int, int] | None = None
+        self._keys = [used]
+
+    def __call__(self) -> list[str]:
+        try:
+            found = os.stat(self._path)
+            seen = found.st_mtime_ns, found.st_ino
+            if seen != self._seen:
+                pairs = read_server_keys(self._data_dir)
+                self._keys = list(dict.fromkeys([self._used, *(pair.public for pair in pairs)]))
+                self._seen = seen
+        except (OSError, KeysUnusableError):
+            pass  # the last known ones
+        return self._keys
 
 
 def own_public_key(data_dir: str) -> str:
@@ -92,7 +177,8 @@ def own_public_key(data_dir: str) -> str:
 
 def _own_of(path: str, server_public: str) -> str | None:
     content = _read(path, _plain)
-    if content is None or content.get("server_keys") != [server_public]:
+    known = None if content is None else content.get("server_keys")
+    if content is None or not isinstance(known, list) or server_public not in known:
         return None
     public = content.get("public_key")
     return public if isinstance(public, str) and len(public) == KEY_LENGTH else None
@@ -104,6 +190,10 @@ def write_context(path: str, user: str, address: str, server_public: str, pair: 
         "format": 1, "user": user, "bootstrap": address, "server_keys": [server_public],
         "public_key": pair.public, "secret_key": pair.secret,
     }  # fmt: skip
+    _write(path, content)
+
+
+def _write(path: str, content: dict[str, Any]) -> None:
     options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
     checked_json.replace(path, orjson.dumps(content, option=options))
 

@@ -83,6 +83,8 @@ class ClientSession:
         self.generation = 0
         self.cluster_id = ""
         self.auto_create_topics = False
+        self.server_keys: tuple[str, ...] = ()
+        """Public keys of an appliance with users: the one in use, and the next one."""
         self._versions: dict[int, int] = {}
         self._next_correlation_id = first_correlation_id
 
@@ -176,6 +178,9 @@ class ClientSession:
         self.credit_limit = credit_limit
         self.cluster_id = str(answer.get("cluster_id", ""))
         self.auto_create_topics = bool(answer.get("auto_create_topics", False))
+        keys = answer.get("server_keys")
+        if isinstance(keys, list) and all(isinstance(key, str) for key in keys):
+            self.server_keys = tuple(keys)
         self.state = State.READY
 
     def _lose(self, code: ErrorCode, reason: str) -> None:

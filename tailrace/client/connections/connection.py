@@ -102,6 +102,8 @@ class Connection:
         self._probe: HandshakeProbe | None = None
         """Finds out why the connection is not made."""
         self._probed_ns = 0
+        self._tried_keys = 0
+        """Server keys of the context that the appliance does not have, since it was reached."""
         self._owner = owner
         self._refusal: ClientClosedError | None = None
         """The reason why it is not usable."""
@@ -287,6 +289,9 @@ class Connection:
             self._has_warned = False
             self._was_ready = True
             self._protocol_error = self._quota_refusal = ""
+            self._tried_keys = 0
+            if session.server_keys and self._credentials is not None:
+                self._learn_keys(self._credentials, session.server_keys)
         if response is None:
             return True
         if response.correlation_id == PUSH_CORRELATION_ID:
@@ -432,7 +437,32 @@ class Connection:
         reason = self._probe.refusal()
         if reason is not None:
             self._end_probe()
+            if self._tries_next_key(reason):
+                self._close_socket()
+                self._reopen()
+                return
             self._lose(ErrorCode.NOT_AUTHENTICATED, f"{reason} ({self.address})")
+
+    def _tries_next_key(self, reason: str) -> bool:
+        """True if the appliance may have another server key of the context, which is tried now: it
+        rotates its key.
+        """
+        from tailrace.client.connections.handshake_probe import OTHER_SERVER
+
+        credentials = self._credentials
+        if reason != OTHER_SERVER or credentials is None:
+            return False
+        self._tried_keys += 1
+        if self._tried_keys >= len(credentials.server_keys):
+            return False
+        first, *others = credentials.server_keys
+        self._credentials = credentials._replace(server_keys=(*others, first))
+        return True
+
+    def _learn_keys(self, credentials: Credentials, server_keys: tuple[str, ...]) -> None:
+        from tailrace.client.connections.credentials import learn
+
+        self._credentials = learn(credentials, server_keys)
 
     def _end_probe(self) -> None:
         probe, self._probe = self._probe, None

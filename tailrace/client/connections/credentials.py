@@ -4,10 +4,14 @@
 replaces the context's address. A file of `tailrace user add NAME --out FILE` is a context; contexts
 under names are in one file of the user's configuration directory (`tailrace context add`).
 
-Owner: the user's own commands write contexts. This module reads.
+While the appliance rotates its key, its clients learn the next one at their handshakes, and keep it
+in their context.
+
+Owner: the user's own commands write contexts; a client replaces the server keys in its own one.
 
 Invariants:
 - A file that others may read is refused, as ssh does.
+- Server keys are learned from an appliance that has proven one of those that are known.
 - Neither a message nor a representation has the secret key.
 
     {"format": 1, "user": "a", "bootstrap": "tcp://10.0.0.5:7420",
@@ -18,6 +22,8 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import orjson
@@ -38,6 +44,10 @@ class Credentials(NamedTuple):
     public_key: str
     secret_key: str
     user: str = ""
+    path: str = ""
+    """Of the file that they are from."""
+    name: str = ""
+    """Of the context in a file of several."""
 
     def __repr__(self) -> str:
         return f"<credentials of {self.user}>"
@@ -77,7 +87,56 @@ def resolve(text: str) -> Target:
     address = address or content.get("bootstrap", "")
     if not isinstance(address, str) or not address.startswith(("tcp://", "ipc://")):
         raise InvalidSettingError(f"the context {name[:100]!r} in {path} has no address")
-    return Target(address, _credentials(content, name, path))
+    found_keys = _credentials(content, name, path)
+    if found_keys is None:
+        return Target(address, None)
+    found_keys = found_keys._replace(path=path, name="" if path == name else name)
+    learned = _learned.get(found_keys.public_key)
+    if learned is not None and set(learned) & set(found_keys.server_keys):
+        found_keys = learn(found_keys, learned)
+    return Target(address, found_keys)
+
+
+_learned: dict[str, tuple[str, ...]] = {}
+"""Server keys by public key of the client, for contexts that cannot be written."""
+
+
+def learn(credentials: Credentials, server_keys: tuple[str, ...]) -> Credentials:
+    """The credentials with the server keys that the appliance has told, which are kept in their
+    context if it can be written.
+    """
+    if not server_keys or not all(len(key) == KEY_LENGTH for key in server_keys):
+        return credentials
+    if set(server_keys) == set(credentials.server_keys):
+        return credentials
+    _learned[credentials.public_key] = server_keys
+    changed = credentials._replace(server_keys=server_keys)
+    with suppress(OSError, InvalidSettingError):
+        _store(changed)
+    return changed
+
+
+def _store(credentials: Credentials) -> None:
+    """Replace the server keys in the file of a context. Raises OSError, InvalidSettingError."""
+    content = _read(credentials.path)
+    contexts = content.get("contexts")
+    own = contexts.get(credentials.name) if credentials.name and contexts else content
+    if not isinstance(own, dict) or own.get("public_key") != credentials.public_key:
+        return  # another one by now
+    own["server_keys"] = list(credentials.server_keys)
+    temporary = f"{credentials.path}.{os.getpid()}.{threading.get_ident()}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(temporary, flags, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(orjson.dumps(content, option=orjson.OPT_INDENT_2))
+            file.flush()
+            os.fsync(fd)
+        os.replace(temporary, os.path.realpath(credentials.path))
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def _credentials(content: dict[str, Any], name: str, path: str) -> Credentials | None:

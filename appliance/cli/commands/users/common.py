@@ -126,14 +126,14 @@ def server_of(bootstrap: str, data_dir: str | None, *, makes: bool = True) -> tu
             KeysUnusableError,
             ensure_keys,
             near_address,
-            read_server_key,
+            read_server_keys,
         )
 
         try:
             if makes and not os.path.lexists(os.path.join(data_dir, SERVER_KEY_FILE)):
                 ensure_keys(data_dir, "tcp://127.0.0.1:7420")
             own = resolve(f"{SCHEME}{os.path.abspath(data_dir)}/own.context")
-            return near_address(own.address), [read_server_key(data_dir).public]
+            return near_address(own.address), [pair.public for pair in read_server_keys(data_dir)]
         except (KeysUnusableError, OSError, InvalidSettingError) as error:
             raise click.ClickException(str(error)) from None
     if bootstrap.startswith(SCHEME):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import stat
 from typing import Any
 
 import orjson
@@ -11,7 +12,7 @@ import pytest
 from tailrace import Admin, Producer
 from tailrace.client.config.setting_fields import build
 from tailrace.client.config.settings import AdminSettings
-from tailrace.client.connections.credentials import contexts_path, resolve
+from tailrace.client.connections.credentials import contexts_path, learn, resolve
 from tailrace.core.errors import InvalidSettingError
 from tests.kit.appliances.secured import new_keys, write_context
 
@@ -28,7 +29,7 @@ def test_a_file_is_an_address_with_keys(tmp_path: pathlib.Path) -> None:
     target = resolve(address)
     assert target.address == "tcp://10.0.0.5:7420"
     assert target.credentials is not None
-    assert target.credentials == ((SERVER, NEXT), PUBLIC, SECRET, "a")
+    assert target.credentials[:4] == ((SERVER, NEXT), PUBLIC, SECRET, "a")
     assert SECRET not in repr(target)
     assert resolve(f"{address}#tcp://127.0.0.1:1").address == "tcp://127.0.0.1:1"
 
@@ -109,3 +110,40 @@ def test_the_setting_context_stands_for_the_address(
 def test_the_file_is_read_as_it_is_written(tmp_path: pathlib.Path) -> None:
     write_context(tmp_path / "a.context", **CONTENT)
     assert orjson.loads((tmp_path / "a.context").read_bytes())["format"] == 1
+
+
+def test_learned_server_keys_are_kept_in_the_file_and_known_without_it(
+    tmp_path: pathlib.Path,
+) -> None:
+    address = write_context(tmp_path / "a.context", **{**CONTENT, "public_key": "r" * 40})
+    found = resolve(address).credentials
+    assert found is not None
+    assert learn(found, ("short",)) is found
+    assert learn(found, (NEXT, SERVER)) is found, "they are known"
+    assert learn(found, (NEXT,)).server_keys == (NEXT,)
+    content = orjson.loads((tmp_path / "a.context").read_bytes())
+    assert (content["server_keys"], content["secret_key"]) == ([NEXT], SECRET)
+    assert stat.S_IMODE((tmp_path / "a.context").stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["a.context"]
+    other = write_context(tmp_path / "b.context", **{**CONTENT, "public_key": "o" * 40})
+    found = resolve(other).credentials
+    assert found is not None
+    write_context(tmp_path / "b.context", **{**CONTENT, "public_key": "p" * 40})
+    learn(found, (NEXT,))
+    content = orjson.loads((tmp_path / "b.context").read_bytes())
+    assert content["server_keys"] == [SERVER, NEXT], "the file is another user's by now"
+
+
+def test_a_name_in_the_file_of_contexts_learns_for_itself_alone(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    path = pathlib.Path(contexts_path())
+    path.parent.mkdir(parents=True)
+    named = {name: {**CONTENT, "public_key": name * 40} for name in ("x", "y")}
+    write_context(path, contexts=named)
+    found = resolve("context:x").credentials
+    assert found is not None
+    learn(found, (NEXT,))
+    kept = orjson.loads(path.read_bytes())["contexts"]
+    assert (kept["x"]["server_keys"], kept["y"]["server_keys"]) == ([NEXT], [SERVER, NEXT])
