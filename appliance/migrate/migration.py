@@ -27,6 +27,7 @@ from appliance.migrate.plan import (
 from appliance.migrate.session import Counts, Session, Source, Target
 from appliance.migrate.topic_settings import Mapped
 from shm.crash_points import crash_point
+from tailrace.core.errors import NotReachableError, RequestTimeoutError, TailraceError
 from tailrace.core.topic_partition import TopicPartition
 
 GROUPS_S = 10.0
@@ -88,6 +89,11 @@ class Report(Protocol):
     def progress(self, session: Session, lag: int) -> None: ...
 
     def caught_up(self, session: Session) -> None: ...
+
+
+def is_passing(error: TailraceError) -> bool:
+    """True if the same may succeed in a moment."""
+    return error.retriable or isinstance(error, NotReachableError | RequestTimeoutError)
 
 
 class Migration:
@@ -177,7 +183,9 @@ class Migration:
             except TakenOverError as error:
                 self._report.note(str(error))
                 return True
-            except InterruptedSessionError as error:
+            except (InterruptedSessionError, TailraceError) as error:
+                if isinstance(error, TailraceError) and not is_passing(error):
+                    raise
                 if self.counts.records != copied:
                     copied, progress_s, backoff_s = self.counts.records, time.monotonic(), BACKOFF_S
                 if self.is_stopped:
@@ -260,13 +268,13 @@ class Migration:
                 if not follow:
                     break
                 session.finish()
-                self._copy_groups(session)
+                self._try_to_copy_groups(session)
                 self._report.caught_up(session)
                 groups_at_s = now_s + GROUPS_S
             was_at_end = session.is_at_end
             if follow and now_s >= groups_at_s:
                 session.finish()
-                self._copy_groups(session)
+                self._try_to_copy_groups(session)
                 groups_at_s = now_s + GROUPS_S
         session.finish()
         session.note_progress(is_forced=True)
@@ -289,6 +297,15 @@ class Migration:
                 ahead_s -= 0.2
 
     # ---- groups and the switch -------------------------------------------------------------------
+
+    def _try_to_copy_groups(self, session: Session) -> None:
+        """Copy groups while the copy follows: what fails now is done again later."""
+        try:
+            self._copy_groups(session)
+        except TakenOverError:
+            raise
+        except MigrationError as error:
+            self._report.note(f"the offsets of groups are set later: {error}")
 
     def _copy_groups(self, session: Session) -> CopiedGroups:
         ends = {

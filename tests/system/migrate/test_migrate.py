@@ -246,6 +246,12 @@ def test_a_group_with_members_in_the_target_is_named(houses: Houses, topic: str)
         assert f"the offsets of group {topic} were not set" in sentence
 
 
+def test_no_appliance_is_a_sentence_and_status_3() -> None:
+    for command in (("switch",), ("status",)):
+        done = cli.run(None, "migrate", *command, status=3)
+        assert b"no appliance answers" in done.stderr
+
+
 def test_without_the_library_a_sentence_names_it(houses: Houses) -> None:
     code = (
         "import sys; sys.modules['confluent_kafka'] = None\n"

@@ -18,8 +18,9 @@ from appliance.cli.main import CONNECT_TIMEOUT_MS
 from appliance.cli.options.default_command import DefaultGroup
 from appliance.cli.options.shared import bootstrap_option, json_option
 from appliance.cli.output import complain, counted, echo, human_bytes, print_json, print_table
-from appliance.migrate.errors import MigrationError
+from appliance.migrate.errors import InterruptedSessionError, MigrationError
 from shm.crash_points import arm_from_environment
+from tailrace.core.errors import NotReachableError
 from tailrace.core.units import whole_number
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Rate(click.ParamType[int]):
         return size
 
 
-@click.group(cls=DefaultGroup, subcommand_metavar="[OPTIONS] | COMMAND [ARGS]...")
+@click.group(cls=DefaultGroup, subcommand_metavar="--from CLUSTER | COMMAND [ARGS]...")
 def command() -> None:
     """Move topics from Kafka here, or back: settings, records, and the offsets of groups. A run
     that was killed goes on where it was; every record arrives once, in order.
@@ -64,6 +65,10 @@ def sentences() -> Iterator[None]:
     try:
         yield
     except MigrationError as error:
+        raise click.ClickException(str(error)) from None
+    except InterruptedSessionError as error:
+        if isinstance(error.__cause__, NotReachableError):
+            raise error.__cause__ from None
         raise click.ClickException(str(error)) from None
 
 
