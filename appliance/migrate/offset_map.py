@@ -23,7 +23,7 @@ from appliance.migrate.rows import Run
 
 
 class Mode(Enum):
-    """How records of a partition are written."""
+    """The way in which records of a partition are written."""
 
     NEW = "new"
     PLAIN = "plain"

@@ -33,7 +33,7 @@ Written = Mapping[TopicPartition, Sequence[Sequence[int]]]
 
 
 class Source(Protocol):
-    """Where records come from."""
+    """The side that records come from."""
 
     def bounds(
         self, partitions: Iterable[TopicPartition]
@@ -49,7 +49,7 @@ class Source(Protocol):
 
 
 class Target(Protocol):
-    """Where records go to."""
+    """The side that records go to."""
 
     @property
     def writes_plainly(self) -> bool: ...

@@ -92,7 +92,7 @@ class ProcessSpecs:
         ]
 
     def settings_of(self, s: Settings) -> dict[str, Any]:
-        """What processes get of the appliance's settings."""
+        """The settings of the appliance that processes get."""
         return {
             "workers": len(self._worker_dirs), "worker_dirs": self._worker_dirs,
             "fronts": s.front_count, "gateways": s.gateways,

@@ -68,7 +68,7 @@ class PlainBatches:
         has_times = index >= 0 and schema.field(index).type == TIMESTAMP_TYPE
         self._time_index = index if has_times else -1
         self._time_node = -1
-        """Of a typed topic: the node of the column with times."""
+        """The node of the column with times, of a typed topic."""
         if has_times and typed:
             nodes = read_schema(message).nodes
             self._time_node = [each.top_level and each.name for each in nodes].index(TIMESTAMP)

@@ -21,7 +21,7 @@ from tailrace.core.errors import InvalidGroupError
 
 
 class TransactionEffects:
-    """What transactions do to groups of both kinds."""
+    """Effects of transactions on groups of both kinds."""
 
     def __init__(
         self,

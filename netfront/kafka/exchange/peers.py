@@ -270,7 +270,7 @@ class PeerTransport:
             peer.on_refused(reason)
 
     def claim(self, identity: bytes) -> Claim | None:
-        """Who has logged in on the peer's connection. None: it has ended, or nobody needs to."""
+        """The user of the peer's connection. None: it has ended, or nobody needs to log in."""
         peer = self._peers.get(identity)
         return None if peer is None else peer.claim
 

@@ -84,7 +84,7 @@ class Connection:
         self.protocol = protocol
         self.login = login
         self.claim: Claim | None = None
-        """Who the client is, by its certificate. `login` has who has logged in."""
+        """The client's user by its certificate; `login` has the one who has logged in."""
         self.fd = sock.fileno()
         self.address = address
         host, port = sock.getsockname()[:2]

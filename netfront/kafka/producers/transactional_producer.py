@@ -61,7 +61,7 @@ class TransactionalProducer:
         self.following: dict[Partition, int] = {}
         """The client's next sequence, by partition; of version 1."""
         self.is_partial = False
-        """Of partitions that are not in `following` the next sequence is unknown, else 0."""
+        """True if the next sequence of partitions outside `following` is unknown; else 0."""
         self.is_recovered = self.was_open = False
         """The transaction began in an earlier process: see `restore`."""
         self.offsets = TransactionOffsets()

@@ -44,11 +44,11 @@ MERGED_AT_ONCE = 8
 Rank = tuple[bool, bool, float]
 """The urgency of a log: (an operator wants it, it is overdue, its dirty ratio)."""
 MERGE_RANK: Rank = (False, False, -1.0)
-"""What is to be merged waits for all that is to be cleaned."""
+"""The urgency of merging: after all that is to be cleaned."""
 
 
 class Head(NamedTuple):
-    """What a segment's first batch says of the segment."""
+    """The first batch of a segment, as far as it speaks for the segment."""
 
     is_cleaned: bool = False
     is_merged: bool = False

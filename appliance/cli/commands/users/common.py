@@ -89,7 +89,7 @@ def given_password(asks: bool, path: str | None, stdin: bool) -> str | None:
 
 
 def password_fields(password: str) -> dict[str, Any]:
-    """What the appliance stores for a password. Raises ClickException."""
+    """The fields that the appliance stores for a password. Raises ClickException."""
     from shm.rights.passwords import PasswordsMissingError, fields_of  # argon2
 
     try:
