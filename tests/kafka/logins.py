@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from shm.rights.passwords import fields_of
 from tests.kit.appliances.secured import Users
 from tests.kit.peers.raw_kafka import RawKafka
 
 PASSWORD = "correct horse"
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+MATRIX = ("SCRAM-SHA-512", *(pytest.param(name, marks=pytest.mark.long) for name in MECHANISMS[:2]))
+"""The mechanisms as parameters: one of them belongs to the plain suite."""
 
 
 def add(users: Users, name: str, *allowed: str, **fields: Any) -> None:

@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 
 from shm.rights.passwords import fields_of
 from tailrace import NewTopic
-from tests.kafka.logins import MECHANISMS, PASSWORD, add, kafka_python, librdkafka
+from tests.kafka.logins import MATRIX, MECHANISMS, PASSWORD, add, kafka_python, librdkafka
 from tests.kit.appliances.secured import Users, secured
 from tests.kit.peers.raw_kafka import RawKafka, kill_gateway
 from tests.kit.processes import HANG_LIMIT_S, wait_until
@@ -80,7 +80,7 @@ def test_librdkafka_logs_in_writes_and_reads(users: Users, mechanism: str) -> No
     consumer.close()
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", MATRIX)
 def test_kafka_python_logs_in(users: Users, mechanism: str) -> None:
     producer = kafka.KafkaProducer(**kafka_python(users, "shop", mechanism))
     assert producer.send("orders", b"x", partition=0).get(HANG_LIMIT_S).offset >= 0

@@ -242,6 +242,7 @@ def properties(tmp_path: pathlib.Path) -> pathlib.Path:
     shutil.which("java") is None or not glob.glob(f"{JARS}/*.jar"),
     reason="Java or Kafka's jars are not here (`python -m bench.peers` fetches them)",
 )
+@pytest.mark.long
 @pytest.mark.slow_because("each tool starts a Java machine")
 def test_kafkas_command_line_administers_users(users: Users, properties: pathlib.Path) -> None:
     gateway = users.appliance.kafka_addresses[0]
