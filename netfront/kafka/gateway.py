@@ -58,6 +58,8 @@ from shm.tables.control import ProcessSlot
 logger = logging.getLogger(__name__)
 
 EXIT_FAILED = 1
+EXIT_CONFIG = 74
+"""As `appliance.supervise.processes.restart_policy` has it."""
 
 
 class Gateway:
@@ -231,7 +233,8 @@ def main() -> None:
         sys.exit(EXIT_ADDRESS_IN_USE)
     except TlsError as error:
         print(f"tailrace: {error}", file=sys.stderr, flush=True)
-        sys.exit(EXIT_FAILED)
+        # at its first start the appliance ends at once; a successor tries again
+        sys.exit(EXIT_CONFIG if context.spec.generation == 1 else EXIT_FAILED)
     connections_max = limits(settings, own_descriptors).connections_max
     made: list[Listener] = []
 
