@@ -129,7 +129,7 @@ def open_database(path: str) -> Database:
         _refuse_other_versions(database, path)
         database.execute("PRAGMA journal_mode=WAL")
         database.execute("PRAGMA synchronous=FULL")
-        database.executescript(TABLES)
+        database.executescript(f"BEGIN; {TABLES} COMMIT;")
         _upgrade(database)
         database.execute(
             "PRAGMA foreign_keys=ON"

@@ -18,19 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from appliance.groups.store.file_watch import StoreWatch
-from appliance.groups.store.schema import (
-    FROM_1_TO_2,
-    FROM_2_TO_6,
-    FROM_3_TO_4,
-    FROM_4_TO_5,
-    FROM_5_TO_6,
-    FROM_6_TO_7,
-    FROM_7_TO_8,
-    FROM_8_TO_9,
-    SCHEMA_VERSION,
-    TABLES,
-    TO_9_WITH_NEW_TABLES,
-)
+from appliance.groups.store.schema import MIGRATIONS, SCHEMA_VERSION, TABLES
 from shm.runtime.elapsed_time import MARK_EVERY_MS, ElapsedTime, Mark
 from shm.runtime.reserve_file import make_room
 from tailrace.core.errors import DiskFullError, StorageError, TailraceError
@@ -151,24 +139,9 @@ class StoreDatabase:
                 row = self._db.execute(f"PRAGMA quick_check('{table}')").fetchone()
                 if row is not None and row[0] != "ok":
                     raise sqlite3.DatabaseError(str(row[0]))
-        if found == 1:
-            self._db.executescript(FROM_1_TO_2)
-        if found in (1, 2):
-            self._db.executescript(FROM_2_TO_6)
-        if found == 3:
-            self._db.executescript(FROM_3_TO_4)
-        if found in (3, 4):
-            self._db.executescript(FROM_4_TO_5)
-        if found in (3, 4, 5):
-            self._db.executescript(FROM_5_TO_6)
-        if found in range(1, 7):
-            self._db.executescript(FROM_6_TO_7)
-        if found in (1, 2):
-            self._db.executescript(TO_9_WITH_NEW_TABLES)
-        elif found in range(3, 8):
-            self._db.executescript(FROM_7_TO_8)
-        if found in range(3, 9):
-            self._db.executescript(FROM_8_TO_9)
+        while tables and found < SCHEMA_VERSION:
+            self._db.executescript(MIGRATIONS[found])
+            found = self._meta("schema_version")
         self._db.executescript(
             f"BEGIN; {TABLES} INSERT OR IGNORE INTO meta VALUES ('schema_version', "
             f"{SCHEMA_VERSION}); COMMIT;"

@@ -1,6 +1,8 @@
 """The tables of groups.db: their SQL, the migration between versions, and one type for each row.
 
 Owner: none; constants and plain values. Field names are the names of the columns.
+Invariants: the stored version is that of the tables, after each commit of a migration.
+Crash: a migration goes on from the stored version.
 """
 
 from __future__ import annotations
@@ -49,13 +51,15 @@ COMMIT;
 """Version 1 had no elapsed time. Its groups and offsets expire as if left or committed
 at the migration.
 """
-FROM_2_TO_6 = f"""
+FROM_2_TO_NEWEST = f"""
 BEGIN;
 {TABLES}
-UPDATE meta SET value = 6 WHERE name = 'schema_version';
+UPDATE meta SET value = {SCHEMA_VERSION} WHERE name = 'schema_version';
 COMMIT;
 """
-"""Version 2 had no transactions."""
+"""Version 2 had no transactions. Their tables are made as the newest version has them, so this is
+that version.
+"""
 FROM_3_TO_4 = """
 BEGIN;
 ALTER TABLE transactional_ids ADD COLUMN prepared TEXT NOT NULL DEFAULT '';
@@ -94,8 +98,19 @@ UPDATE meta SET value = 9 WHERE name = 'schema_version';
 COMMIT;
 """
 """Version 8 did not know the users of transactional ids."""
-TO_9_WITH_NEW_TABLES = "UPDATE meta SET value = 9 WHERE name = 'schema_version';"
-"""The tables of transactions were made on the way from version 2."""
+MIGRATIONS = {
+    1: FROM_1_TO_2,
+    2: FROM_2_TO_NEWEST,
+    3: FROM_3_TO_4,
+    4: FROM_4_TO_5,
+    5: FROM_5_TO_6,
+    6: FROM_6_TO_7,
+    7: FROM_7_TO_8,
+    8: FROM_8_TO_9,
+}
+"""The script that leads on from each older version. It is one transaction, which stores the version
+whose tables it leaves: a kill leaves a version that the next start migrates.
+"""
 
 
 class GroupRow(NamedTuple):

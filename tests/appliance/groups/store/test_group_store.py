@@ -15,7 +15,8 @@ from appliance.groups.base.members import Member
 from appliance.groups.store import database as store_module
 from appliance.groups.store.group_store import GroupStore
 from appliance.groups.store.schema import (
-    FROM_2_TO_6,
+    FROM_2_TO_NEWEST,
+    MIGRATIONS,
     SCHEMA_VERSION,
     GroupRow,
     MemberRow,
@@ -247,9 +248,9 @@ def test_a_migration_that_fails_leaves_version_2(
     path = tmp_path / "groups.db"
     GroupStore(str(path)).close()
     as_version_2(path)
-    broken = FROM_2_TO_6.replace("UPDATE meta", "UPDATE nothing")
+    broken = FROM_2_TO_NEWEST.replace("UPDATE meta", "UPDATE nothing")
     with monkeypatch.context() as patched:
-        patched.setattr(store_module, "FROM_2_TO_6", broken)
+        patched.setitem(MIGRATIONS, 2, broken)
         with pytest.raises(StorageError):
             GroupStore(str(path))
     with sqlite3.connect(path) as database:
