@@ -25,7 +25,7 @@ from netfront.access.page_tokens import SEALED, PageTokens
 from netfront.access.rules import OPEN, RULES, refuse_unless
 from netfront.session.sessions import Session
 from netfront.socket.zap import CERTIFICATE, TOKEN, Claim
-from shm.rights.acl import checked_acl
+from shm.rights.acl import acls_of
 from shm.rights.authorizer import PRINCIPALS_MAX, AclTable, Principal
 from shm.rights.users import User, UserDirectory, user_of
 from shm.runtime.timing_wheel import NEVER_NS
@@ -386,9 +386,7 @@ def _apply(rights: Rights, change: dict[str, Any]) -> None:
         rights.users.put(user_of(shown))
     for number in change.get("removed_acls", ()):
         rights.acls.remove(number)
-    for fields in change.get("acls", ()):
-        number = fields.pop("number")
-        rights.acls.add(checked_acl(fields, number))
+    rights.acls.add_all(acls_of(change.get("acls", ())))
 
 
 def _refused(reason: str) -> WireError:

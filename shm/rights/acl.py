@@ -3,7 +3,8 @@
 Owner: pure. The controller stores ACLs in the catalog and publishes them to the fronts.
 
 Invariants:
-- An `Acl` that `checked_acl` made is valid: its words are those below, its names are within bounds.
+- An `Acl` that `checked_acl` or `acls_of` made is valid: its words are those below, its names are
+  within bounds.
 - `*` as a literal name means every resource of the type. `*` in a prefix is a plain character.
 
 Source: Kafka's AclBinding (KIP-11) and prefixed patterns (KIP-290). Groups of users and the
@@ -14,7 +15,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from tailrace.core.errors import InvalidRequestError
@@ -55,6 +57,7 @@ USER, USERS = "User", "Group"
 NAME_MAX: Final = 249
 USER_NAME_MAX: Final = 100
 _USER_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._@-]{{0,{USER_NAME_MAX - 1}}}", re.ASCII)
+_PRINCIPAL = re.compile(rf"(?:{USER}|{USERS}):{_USER_NAME.pattern}|{USER}:\*", re.ASCII)
 
 
 class Acl(NamedTuple):
@@ -127,6 +130,51 @@ def checked_acl(fields: Mapping[str, Any], number: int = 0) -> Acl:
     )  # fmt: skip
 
 
+def acls_of(rules: Iterable[Mapping[str, Any]]) -> list[Acl]:
+    """The rules that `Acl.shown` has made objects of. Raises InvalidRequestError.
+
+    They are checked as by `checked_acl`, at a fifth of its time, since a start reads every rule.
+    The words of a rule are looked up together, and are the same objects in every rule.
+    """
+    known, words_of, is_principal, new = (
+        _KNOWN_WORDS,
+        _words_of,
+        _PRINCIPAL.fullmatch,
+        tuple.__new__,
+    )
+    found = []
+    for shown in rules:
+        try:
+            kind, pattern, operation, is_allowed = known[words_of(shown)]
+            principal, name = shown["principal"], shown["name"]
+            is_known = (
+                is_principal(principal)
+                and name.isprintable()
+                and 1 <= len(name) <= NAME_MAX
+                and len(shown) == _FIELD_COUNT
+            )
+            number = shown["number"]
+        except (AttributeError, KeyError, TypeError):
+            is_known = False
+        if is_known:
+            fields = number, principal, kind, pattern, name, operation, is_allowed, ANY
+            found.append(new(Acl, fields))
+        else:
+            given = {name: value for name, value in shown.items() if name != "number"}
+            found.append(checked_acl(given, shown.get("number", 0)))
+    return found
+
+
+_words_of = itemgetter("resource_type", "pattern", "operation", "permission", "host")
+_FIELD_COUNT: Final = len(Acl._fields)
+_KNOWN_WORDS: Final = {
+    (kind, pattern, operation, permission, ANY): (kind, pattern, operation, permission == "allow")
+    for kind in (TOPIC, GROUP, TRANSACTIONAL_ID, DELAY)
+    for pattern in PATTERNS
+    for operation in (ALL, *OPERATIONS_OF[kind])
+    for permission in ("allow", "deny")
+}
+"""The words of rules for every host, of the resources that have names."""
 _GIVEN = frozenset(
     ("principal", "resource_type", "pattern", "name", "operation", "permission", "host")
 )

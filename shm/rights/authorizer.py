@@ -7,6 +7,8 @@ Invariants:
 - A decision is that of the ACLs now: each change forgets what was remembered.
 - Remembered decisions of a principal are at most DECISIONS_MAX, and principals at most
   PRINCIPALS_MAX.
+- The rules of a principal are laid out as `_Rules` with its first decision. Until then they are a
+  list: a start pays nothing for principals that do not come.
 
 A remembered decision costs one look-up. A new one costs a look-up for each name of the principal
 and each length of a prefix that its ACLs have, however many ACLs others have.
@@ -54,11 +56,13 @@ class _Rules:
 
     __slots__ = ("by_name", "by_prefix", "lengths")
 
-    def __init__(self) -> None:
+    def __init__(self, acls: Iterable[Acl]) -> None:
         self.by_name: dict[Resource, list[Acl]] = {}
         self.by_prefix: dict[Resource, list[Acl]] = {}
         self.lengths: dict[str, dict[int, int]] = {}
         """Resource type -> length of prefixes -> number of ACLs with such a prefix."""
+        for acl in acls:
+            self.add(acl)
 
     def add(self, acl: Acl) -> None:
         key = acl.resource_type, acl.name
@@ -106,22 +110,37 @@ class AclTable:
 
     def __init__(self) -> None:
         self._by_number: dict[int, Acl] = {}
-        self._by_principal: dict[str, _Rules] = {}
+        self._by_principal: dict[str, list[Acl] | _Rules] = {}
 
     def __len__(self) -> int:
         return len(self._by_number)
 
     def add(self, acl: Acl) -> None:
         """Add a rule, in place of one with its number."""
-        self.remove(acl.number)
-        self._by_number[acl.number] = acl
-        self._by_principal.setdefault(acl.principal, _Rules()).add(acl)
+        self.add_all((acl,))
+
+    def add_all(self, acls: Iterable[Acl]) -> None:
+        """Add rules, each in place of one with its number."""
+        by_number, by_principal = self._by_number, self._by_principal
+        for acl in acls:
+            number, principal = acl[:2]
+            if number in by_number:
+                self.remove(number)
+            by_number[number] = acl
+            rules = by_principal.get(principal)
+            if rules is None:
+                by_principal[principal] = [acl]
+            elif isinstance(rules, list):
+                rules.append(acl)
+            else:
+                rules.add(acl)
 
     def remove(self, number: int) -> None:
         """Remove a rule, if it is there."""
         acl = self._by_number.pop(number, None)
         if acl is not None:
-            rules = self._by_principal[acl.principal]
+            rules = self._laid_out(acl.principal)
+            assert rules is not None
             rules.remove(acl)
             if rules.is_empty():
                 del self._by_principal[acl.principal]
@@ -160,9 +179,15 @@ class AclTable:
 
     def _rules_of(self, names: Iterable[str]) -> Iterator[_Rules]:
         for name in (*names, _EVERYBODY):
-            rules = self._by_principal.get(name)
+            rules = self._laid_out(name)
             if rules is not None:
                 yield rules
+
+    def _laid_out(self, principal: str) -> _Rules | None:
+        rules = self._by_principal.get(principal)
+        if isinstance(rules, list):
+            rules = self._by_principal[principal] = _Rules(rules)
+        return rules
 
 
 def _covers_all_of(denial: Acl, acl: Acl) -> bool:

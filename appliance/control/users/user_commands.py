@@ -33,7 +33,7 @@ from appliance.catalog.tables.users import (
     read_users,
     remove_acls,
 )
-from shm.rights.acl import ANY, Acl, check_user_name, checked_acl
+from shm.rights.acl import ANY, acls_of, check_user_name, checked_acl
 from shm.rights.authorizer import AclTable, Decision, Principal
 from shm.rights.server_keys import KeysUnusableError, ensure_admin_key
 from shm.rights.users import (
@@ -157,8 +157,7 @@ class UserCommands:
         if self._table is not None:
             for number in change.get("removed_acls", ()):
                 self._table.remove(number)
-            for fields in change.get("acls", ()):
-                self._table.add(acl_of(fields))
+            self._table.add_all(acls_of(change.get("acls", ())))
 
     # ---- users -----------------------------------------------------------------------------------
 
@@ -358,8 +357,7 @@ class UserCommands:
         user = self._known(name)
         if self._table is None:
             self._table = AclTable()
-            for acl in read_acls(self._database):
-                self._table.add(acl)
+            self._table.add_all(read_acls(self._database))
         principal = Principal(
             user.name, user.groups, asked.host, self._table, is_admin=user.is_admin
         )
@@ -374,13 +372,6 @@ class UserCommands:
 
 
 _TESTED = frozenset(("principal", "operation", "resource_type", "name", "host"))
-
-
-def acl_of(shown: Mapping[str, Any]) -> Acl:
-    """The rule that `Acl.shown` has made an object of."""
-    return checked_acl(
-        {name: value for name, value in shown.items() if name != "number"}, shown["number"]
-    )
 
 
 def _reason(user: User, decision: Decision) -> str:

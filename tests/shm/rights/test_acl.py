@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 
-from shm.rights.acl import Acl, check_user_name, checked_acl
-from shm.rights.authorizer import DECISIONS_MAX, AclTable, Principal
+from shm.rights.acl import (
+    OPERATIONS_OF,
+    PATTERNS,
+    RESOURCE_TYPES,
+    THE_CLUSTER,
+    Acl,
+    acls_of,
+    check_user_name,
+    checked_acl,
+)
+from shm.rights.authorizer import DECISIONS_MAX, AclTable, Principal, _Rules
 from shm.rights.roles import consumer_acls, producer_acls
 from tailrace.core.errors import InvalidRequestError
 
@@ -27,6 +37,10 @@ def table_of(*rules: dict[str, Any]) -> AclTable:
     for number, fields in enumerate(rules, 1):
         table.add(checked_acl(fields, number))
     return table
+
+
+def laid_out(table: AclTable) -> dict[str, _Rules]:
+    return {name: r for name, r in table._by_principal.items() if isinstance(r, _Rules)}
 
 
 def principal(table: AclTable, user: str, host: str = "10.0.0.1", *groups: str) -> Principal:
@@ -196,6 +210,63 @@ def test_a_replaced_rule_is_the_new_one() -> None:
     assert asked.may("read", "topic", "b")
 
 
+def test_rules_are_laid_out_for_the_principals_that_decide_alone() -> None:
+    table = AclTable()
+    rules = [rule("topic", f"t{n}", "literal", f"User:u{n % 50}", "read") for n in range(500)]
+    table.add_all(acls_of([{**one, "number": n} for n, one in enumerate(rules, 1)]))
+    assert laid_out(table) == {}
+    assert principal(table, "u7").may("read", "topic", "t57")
+    assert not principal(table, "stranger").may("read", "topic", "t57")
+    assert set(laid_out(table)) == {"User:u7"}
+
+
+def test_a_changed_rule_leaves_the_others_laid_out() -> None:
+    table = table_of(*MANY, *ALL)
+    asked = principal(table, "bob"), principal(table, "alice")
+    for each in asked:
+        each.may("read", "topic", "green1")
+    before = laid_out(table)
+    assert set(before) == {"User:bob", "User:alice", "User:*"}
+    table.add(checked_acl(rule("topic", "green1", "literal", "User:bob", "read", "deny"), 900))
+    table.add(checked_acl(rule("topic", "t", "literal", "User:eve", "read"), 901))
+    for each in asked:
+        each.forget_decisions()
+    assert not asked[0].may("read", "topic", "green1")
+    table.remove(900)
+    asked[0].forget_decisions()
+    assert asked[0].may("read", "topic", "green1")
+    after = laid_out(table)
+    assert after.keys() == before.keys()
+    assert all(after[name] is before[name] for name in before)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_decisions_are_the_same_however_rules_and_decisions_are_interleaved(seed: int) -> None:
+    rng = random.Random(seed)
+    table, present = AclTable(), dict[int, dict[str, Any]]()
+    for _ in range(300):
+        number = rng.randrange(1, 40)
+        if rng.random() < 0.4:
+            table.remove(number)
+            present.pop(number, None)
+        else:
+            present[number] = rule(
+                rng.choice(("topic", "group")), rng.choice(("a", "ab", "abc", "*")),
+                rng.choice(("literal", "prefixed")), rng.choice(("User:x", "User:y", "User:*")),
+                rng.choice(("read", "describe", "all")), rng.choice(("allow", "allow", "deny")),
+            )  # fmt: skip
+            table.add(checked_acl(present[number], number))
+        if rng.random() < 0.5:
+            asked = rng.choice("xy"), rng.choice(("read", "describe")), rng.choice(("a", "abc"))
+            fresh = table_of(*present.values())
+            one, other = (
+                principal(each, asked[0]).may(asked[1], "topic", asked[2])
+                for each in (table, fresh)
+            )
+            assert one is other, (asked, present)
+    assert len(table) == len(present)
+
+
 def test_remembered_decisions_are_bounded() -> None:
     asked = principal(table_of(*FOO), "bob")
     for number in range(DECISIONS_MAX + 10):
@@ -250,6 +321,47 @@ def test_a_rule_is_shown_as_it_was_given() -> None:
         "User:* may all topic of any name"
     )
     assert acl.content == Acl(8, *acl.content).content
+
+
+def test_rules_of_the_feed_are_those_that_were_given() -> None:
+    given = [
+        checked_acl(
+            rule(
+                kind, THE_CLUSTER if kind in ("cluster", "console") else name,
+                "literal" if kind in ("cluster", "console") else pattern, who, operation,
+                permission, host,
+            ),
+            7,
+        )
+        for kind in RESOURCE_TYPES
+        for pattern in PATTERNS
+        for operation in ("all", *OPERATIONS_OF[kind])
+        for permission in ("allow", "deny")
+        for who in ("User:a.b", "Group:g", "User:*")
+        for host, name in (("*", "t"), ("10.0.0.1", "*"))
+    ]  # fmt: skip
+    found = acls_of([acl.shown() for acl in given])
+    assert found == given
+    assert {type(acl) for acl in found} == {Acl}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"resource_type": "table"}, {"resource_type": []}, {"pattern": "regex"}, {"name": ""},
+        {"operation": "idempotent-write"}, {"permission": "maybe"}, {"principal": "bob"},
+        {"principal": "User:b:b"}, {"principal": "Group:*"}, {"principal": "User:a\n"},
+        {"principal": 7}, {"name": "x" * 250}, {"name": "a\nb"}, {"name": None}, {"name": 7},
+        {"host": "example.com"}, {"hosts": "*"},
+    ],
+)  # fmt: skip
+def test_a_wrong_rule_of_the_feed_is_refused_as_a_given_one(changed: dict[str, Any]) -> None:
+    fields = {**rule("topic", "t", "literal", "User:a", "read"), **changed}
+    with pytest.raises(InvalidRequestError) as given:
+        checked_acl(fields)
+    with pytest.raises(InvalidRequestError) as fed:
+        acls_of([{**fields, "number": 1}])
+    assert fed.value.detail == given.value.detail
 
 
 def test_names_of_users() -> None:
