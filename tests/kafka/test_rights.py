@@ -334,3 +334,24 @@ def test_a_rule_is_for_its_host_alone(users: Users) -> None:
         [{**acl("User:near", "describe topic orders", "deny"), "host": "127.0.0.1"}]
     )
     assert asked(users, "near", case) == {TOPIC}
+
+
+def test_offsets_in_the_transaction_of_another_user_are_refused(users: Users) -> None:
+    for name in ("ann", "bob"):
+        rights = ("write transactional-id of-ann", READ_GROUP, READ_TOPIC)
+        users.add(name, *rights, **fields_of(PASSWORD))
+    with connect(users, "ann") as ann, connect(users, "bob") as bob:
+        begun = ann.ask(22, 4, {"transactional_id": "of-ann", "transaction_timeout_ms": 60_000,
+                                "producer_id": -1, "producer_epoch": -1})  # fmt: skip
+        producer = {"transactional_id": "of-ann", "producer_id": begun["producer_id"],
+                    "producer_epoch": begun["producer_epoch"]}  # fmt: skip
+        found = []
+        for client, offset in ((ann, 0), (bob, 9)):
+            of = topics(**{**OFFSET, "committed_offset": offset})
+            found.append(codes(client.ask(28, 3, {**MEMBER, **producer, "generation_id": -1,
+                                                  "member_id": "", "topics": of})))  # fmt: skip
+        assert found == [set(), {TRANSACTION}]
+        assert codes(ann.ask(26, 3, {**producer, "committed": True})) == set()
+    (committed,) = users.admin.list_group_offsets("g").values()
+    assert committed is not None
+    assert committed.offset == 0

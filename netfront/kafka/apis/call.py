@@ -81,6 +81,11 @@ class Call(NamedTuple):
     principal: Principal | None = None
     """None: the appliance has no users."""
 
+    @property
+    def user(self) -> str:
+        """The client's user; "": the appliance has no users."""
+        return "" if self.principal is None else self.principal.user
+
     def may(self, operation: str, kind: str, name: str) -> bool:
         """True if the client's user may do this."""
         return self.principal is None or self.principal.may(operation, kind, name)

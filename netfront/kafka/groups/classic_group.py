@@ -13,7 +13,7 @@ Invariants:
 - Of a member, one join and one sync wait at most.
 - A generation's assignments are given only to members that know this generation.
 - A member that neither waits nor was heard of for its session timeout is removed.
-- An instance id belongs to one member.
+- An instance id belongs to one member, and a member to one user.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class ClassicGroup:
         self._check_protocols(request)
         if request.instance_id is not None and request.instance_id in self._instances:
             known_id = self._instances[request.instance_id]
+            self.members[known_id].check_user(request.user)
             if not request.member_id:
                 return self._replace(known_id, request, now_ns)
             if request.member_id != known_id:
@@ -81,6 +82,7 @@ class ClassicGroup:
             if self._pending.pop(request.member_id, None) is None:
                 raise GroupError(KafkaError.UNKNOWN_MEMBER_ID)
             return self._add(request.member_id, request, now_ns)
+        member.check_user(request.user)
         return self._rejoin(member, request, now_ns)
 
     def _check_protocols(self, request: Join) -> None:
@@ -113,6 +115,7 @@ class ClassicGroup:
         member = self.members[member_id] = Member(
             member_id, request.instance_id, request.client_id, request.host, session_ns,
             request.rebalance_timeout_ms * MS, request.protocols, now_ns + session_ns,
+            request.user,
         )  # fmt: skip
         if request.instance_id is not None:
             self._instances[request.instance_id] = member_id
@@ -256,8 +259,8 @@ class ClassicGroup:
 
     # ---- sync, heartbeat, leave ------------------------------------------------------------------
 
-    def member(self, member_id: str, instance_id: str | None) -> Member:
-        """The member of this id. Raises GroupError."""
+    def member(self, member_id: str, instance_id: str | None, user: str | None = None) -> Member:
+        """The member of this id. Raises GroupError, also for another user's, if `user` is given."""
         if instance_id is not None:
             known_id = self._instances.get(instance_id)
             if known_id is None:
@@ -267,6 +270,8 @@ class ClassicGroup:
         member = self.members.get(member_id)
         if member is None:
             raise GroupError(KafkaError.UNKNOWN_MEMBER_ID)
+        if user is not None:
+            member.check_user(user)
         return member
 
     def check_generation(self, generation: int) -> None:
@@ -318,15 +323,19 @@ class ClassicGroup:
             return KafkaError.REBALANCE_IN_PROGRESS
         return KafkaError.NONE
 
-    def leave(self, member_id: str, instance_id: str | None, now_ns: int) -> KafkaError:
-        """Remove a member by its id, or a static one by its instance id alone."""
+    def leave(
+        self, member_id: str, instance_id: str | None, now_ns: int, user: str | None = None
+    ) -> KafkaError:
+        """Remove a member by its id, or a static one by its instance id alone. `user`: of this user
+        only.
+        """
         if instance_id is not None and not member_id:
             member_id = self._instances.get(instance_id, "")
         if instance_id is None and self._pending.pop(member_id, None) is not None:
             self._complete_join_if_all(now_ns)
             return KafkaError.NONE
         try:
-            member = self.member(member_id, instance_id)
+            member = self.member(member_id, instance_id, user)
         except GroupError as error:
             return error.code
         self._remove(member, now_ns)

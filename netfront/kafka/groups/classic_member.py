@@ -35,6 +35,8 @@ class Join:
     """True since version 4: a new member asks again with the id that it is given."""
     can_skip_assignment: bool
     """True since version 9."""
+    user: str = ""
+    """"": the appliance has no users."""
 
 
 @dataclass(slots=True)
@@ -49,6 +51,8 @@ class Member:
     rebalance_timeout_ns: int
     protocols: list[tuple[str, bytes]]
     expires_ns: int
+    user: str = ""
+    """The user whose member it is."""
     assignment: bytes = b""
     joining: Waiter | None = None
     syncing: Waiter | None = None
@@ -58,3 +62,8 @@ class Member:
     def metadata(self, protocol: str) -> bytes:
         """Metadata of the member for a protocol."""
         return next((data for name, data in self.protocols if name == protocol), b"")
+
+    def check_user(self, user: str) -> None:
+        """Raises GroupError for another user's member."""
+        if self.user != user:
+            raise GroupError(KafkaError.GROUP_AUTHORIZATION_FAILED)

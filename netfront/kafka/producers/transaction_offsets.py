@@ -94,6 +94,13 @@ class TransactionOffsets:
             places = {(entry[0], entry[1]): entry for entry in entries}
             self._groups[name] = _Group(committer, places)
 
+    def copy(self) -> TransactionOffsets:
+        """Another one with the same offsets, which is changed on its own."""
+        found = TransactionOffsets()
+        for name, group in self._groups.items():
+            found._groups[name] = _Group(group.committer, dict(group.entries))
+        return found
+
     def clear(self) -> None:
         """Forget all of them."""
         self._groups.clear()

@@ -9,6 +9,8 @@ Owner: one gateway, in memory.
 
 Invariants:
 - A translated batch has a valid checksum only if it came with one.
+- A producer's requests are its user's.
+- An offset that was refused is not in `offsets`.
 - At most PRODUCERS_MAX transactional ids are known here. Those without a transaction go first.
 
 Crash: the coordinator has owner, epoch, offsets, and what a client of version 1 knows. The
@@ -42,16 +44,21 @@ class TransactionalProducer:
 
     __slots__ = (
         "client_epoch", "client_producer_id", "following", "has_batches", "is_incomplete",
-        "is_partial", "is_recovered", "is_version_2", "offsets", "offsets_until_ns", "owner",
-        "producer_epoch", "producer_id", "sequences", "timeout_ms", "was_aborted", "was_open",
+        "is_partial", "is_recovered", "is_staging", "is_version_2", "offsets", "offsets_until_ns",
+        "owner", "producer_epoch", "producer_id", "sequences", "timeout_ms", "user", "was_aborted",
+        "was_open",
     )  # fmt: skip
 
-    def __init__(self, producer_id: int, producer_epoch: int, owner: int, timeout_ms: int) -> None:
+    def __init__(
+        self, producer_id: int, producer_epoch: int, owner: int, timeout_ms: int, user: str = ""
+    ) -> None:
+        """`user`: the user whose producer it is; "": the appliance has no users."""
         self.client_producer_id = self.producer_id = producer_id
         self.client_epoch = self.producer_epoch = producer_epoch
         """`client_producer_id`, `client_epoch`: what the client knows."""
         self.owner = owner
         self.timeout_ms = timeout_ms
+        self.user = user
         self.is_version_2 = False
         self.has_batches = False
         self.was_aborted = False
@@ -65,6 +72,9 @@ class TransactionalProducer:
         self.is_recovered = self.was_open = False
         """The transaction began in an earlier process: see `restore`."""
         self.offsets = TransactionOffsets()
+        """Those that the coordinator has acknowledged."""
+        self.is_staging = False
+        """The coordinator is being asked to keep more offsets."""
         self.offsets_until_ns = 0
         """The offsets are dropped then, with the transaction."""
         self.is_incomplete = False
@@ -106,12 +116,12 @@ class TransactionalProducer:
 
     # ---- what a restart of the gateway leaves ----------------------------------------------------
 
-    def staged_text(self) -> str:
-        """The text that the coordinator keeps with this transaction: its offsets, and of version 1
-        what the client knew when it began.
+    def staged_text(self, offsets: TransactionOffsets) -> str:
+        """The text that the coordinator keeps with this transaction: these offsets, and of version
+        1 what the client knew when it began.
         """
         following = {} if self.is_version_2 else {**self.following, **self.sequences}
-        return self._text(self.offsets.dump(), following, self.is_partial)
+        return self._text(offsets.dump(), following, self.is_partial)
 
     def following_text(self) -> str:
         """The text for the next transaction."""

@@ -70,7 +70,7 @@ def test_what_is_staged_comes_back_and_too_much_of_it_is_known_as_lost(
     one.offsets.keep("g", Committer("m", 3, True), ("t", 0), ["t", 0, 5])
     metadata = "\0\x7f\u200b\u2028é"
     one.offsets.keep("h", Committer("", -1, False), ("t", 1), ["t", 1, 7, metadata])
-    text = one.staged_text()
+    text = one.staged_text(one.offsets)
     assert all(" " <= character <= "~" for character in text)
     again = TransactionalProducer(9, 4, 1, timeout_ms=10)
     assert again.restore(text, (8, 2), was_open=False)
@@ -80,5 +80,5 @@ def test_what_is_staged_comes_back_and_too_much_of_it_is_known_as_lost(
     assert TransactionalProducer(9, 4, 1, timeout_ms=10).restore("", (9, 4), was_open=False)
     monkeypatch.setattr(transactional_producer, "STAGED_MAX", 10)
     lost = TransactionalProducer(9, 4, 1, timeout_ms=10)
-    assert not lost.restore(one.staged_text(), (8, 2), was_open=False)
+    assert not lost.restore(one.staged_text(one.offsets), (8, 2), was_open=False)
     assert lost.is_incomplete

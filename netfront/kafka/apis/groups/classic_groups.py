@@ -5,6 +5,7 @@ classic group has members, the gateway renews a lease for it (GROUP_HEARTBEAT wi
 so that no consumer of our protocol joins the same group, and no operator changes its offsets.
 
 Invariants:
+- A request for a member is its user's (GROUP_AUTHORIZATION_FAILED).
 - A classic group has no members while the group has members of another protocol.
 """
 
@@ -18,6 +19,7 @@ from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.groups.classic_group import ClassicGroup
 from netfront.kafka.groups.classic_member import MS, GroupError, Join
 from netfront.kafka.wire.errors import KafkaError, coordinator_error
+from shm.rights.acl import DELETE, GROUP
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
 
@@ -118,6 +120,7 @@ def _join_in(call: Call) -> Join:
         protocols=protocols,
         requires_known_id=call.version >= 4,
         can_skip_assignment=call.version >= 9,
+        user=call.user,
     )
 
 
@@ -151,7 +154,7 @@ def sync_group(call: Call) -> Steps:
     request, services = call.request, call.services
     group = _member_group(call)
     try:
-        member = group.member(request["member_id"], request.get("group_instance_id"))
+        member = group.member(request["member_id"], request.get("group_instance_id"), call.user)
         group.check_generation(request["generation_id"])
         group.check_protocol(request.get("protocol_type"), request.get("protocol_name"))
         assignments = [
@@ -185,7 +188,7 @@ def heartbeat(call: Call) -> Steps:
     if group.lease_until_ns - services.now_ns < LEASE_NS - LEASE_RENEWED_NS:
         yield from _renew_lease(call, group)
     try:
-        member = group.member(request["member_id"], request.get("group_instance_id"))
+        member = group.member(request["member_id"], request.get("group_instance_id"), call.user)
         group.check_generation(request["generation_id"])
         code = group.heartbeat(member, services.now_ns)
     except GroupError as error:
@@ -195,8 +198,11 @@ def heartbeat(call: Call) -> Steps:
 
 
 def leave_group(call: Call) -> Steps:
-    """Leave a group: one member, or since version 3 several ones."""
+    """Leave a group: one member, or since version 3 several ones. Another user's members may be
+    removed with the right to delete the group.
+    """
     request, services = call.request, call.services
+    user = None if call.may(DELETE, GROUP, request["group_id"]) else call.user
     check_group_name(request["group_id"])
     group = classic_groups(services).get(request["group_id"])
     leaving = [{"member_id": request.get("member_id", ""), "group_instance_id": None}]
@@ -206,7 +212,9 @@ def leave_group(call: Call) -> Steps:
     for each in leaving:
         code = KafkaError.UNKNOWN_MEMBER_ID
         if group is not None:
-            code = group.leave(each["member_id"], each.get("group_instance_id"), services.now_ns)
+            code = group.leave(
+                each["member_id"], each.get("group_instance_id"), services.now_ns, user
+            )
         results.append({**each, "error_code": code})
     if group is not None:
         classic_groups(services).schedule(group)
@@ -238,19 +246,20 @@ def is_possible_member(member_id: str) -> bool:
 
 
 def commit_error(
-    services: Services, name: str, member_id: str, instance_id: str | None, generation: int
+    call: Call, name: str, member_id: str, instance_id: str | None, generation: int
 ) -> KafkaError:
-    """The error of a commit that is not of a member of the group's generation, or NONE.
+    """The error of a commit that is not of its user's member of the group's generation, or NONE.
 
     A group without classic members takes commits from outside. The process of groups checks those
     of a member, which it may know.
     """
+    services = call.services
     group = classic_groups(services).get(name)
     if group is None or not group.members:
         is_unknown = generation >= 0 and not is_possible_member(member_id)
         return KafkaError.UNKNOWN_MEMBER_ID if is_unknown else KafkaError.NONE
     try:
-        member = group.member(member_id, instance_id)
+        member = group.member(member_id, instance_id, call.user)
         group.check_generation(generation)
     except GroupError as error:
         return error.code

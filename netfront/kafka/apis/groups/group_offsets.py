@@ -119,7 +119,7 @@ def _commit_error(call: Call, name: str) -> KafkaError:
         return refused.code
     request = call.request
     return commit_error(
-        call.services,
+        call,
         name,
         request["member_id"],
         request.get("group_instance_id"),

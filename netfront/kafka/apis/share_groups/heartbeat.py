@@ -6,7 +6,7 @@ from typing import Any
 
 from netfront.kafka.apis.call import Call, RefusedError
 from netfront.kafka.apis.groups.classic_groups import check_group_name
-from netfront.kafka.apis.share_groups.sessions import share_member, share_members
+from netfront.kafka.apis.share_groups.sessions import member_key, share_member, share_members
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError, coordinator_error
 from tailrace.core.error_codes import ErrorCode
@@ -37,7 +37,7 @@ def heartbeat(call: Call) -> Steps:
         raise RefusedError(coordinator_error(answer.code), answer.sentence)
     found = answer.json()
     if epoch < 0:
-        share_members(call.services).pop((name, request["member_id"]), None)
+        share_members(call.services).pop(member_key(call), None)
     else:
         share_member(call).epoch = found["member_epoch"]
     names = found.get("topic_names")

@@ -3,6 +3,7 @@
 Requests of a member carry no member epoch, so the gateway keeps that of its last heartbeat.
 
 Invariants:
+- A session is its user's: another user's request of the same member id has one of its own.
 - A request with another session epoch than the next one changes nothing.
 
 Crash: sessions and epochs are in memory. Clients begin another session.
@@ -36,16 +37,23 @@ class ShareMember:
         self.partitions: dict[Partition, None] = {}
 
 
-def share_members(services: Services) -> OrderedDict[tuple[str, str], ShareMember]:
-    found: OrderedDict[tuple[str, str], ShareMember] = services.state.setdefault(
+MemberKey = tuple[str, str, str]
+"""User, group and member id."""
+
+
+def share_members(services: Services) -> OrderedDict[MemberKey, ShareMember]:
+    found: OrderedDict[MemberKey, ShareMember] = services.state.setdefault(
         "share_members", OrderedDict()
     )
     return found
 
 
+def member_key(call: Call) -> MemberKey:
+    return call.user, call.request["group_id"] or "", call.request["member_id"] or ""
+
+
 def share_member(call: Call) -> ShareMember:
-    members = share_members(call.services)
-    key = call.request["group_id"] or "", call.request["member_id"] or ""
+    members, key = share_members(call.services), member_key(call)
     found = members.setdefault(key, ShareMember())
     members.move_to_end(key)
     if len(members) > SESSIONS_MAX:

@@ -6,6 +6,7 @@ TxnOffsetCommit wait here, and travel with the commit, which decides all at once
 
 Invariants:
 - A request of another owner, or of an earlier one, is refused (PRODUCER_FENCED): what the client
-  knows must be what it was last given.
+  knows must be what it was last given. So is one of another user
+  (TRANSACTIONAL_ID_AUTHORIZATION_FAILED).
 - A transaction commits with all offsets that were accepted for it, or aborts (`is_incomplete`).
 """

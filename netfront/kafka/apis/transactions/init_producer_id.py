@@ -56,7 +56,7 @@ def init_transactions(call: Call) -> Steps:
         raise RefusedError(coordinator_error(answer.code), answer.sentence)
     found = answer.json()
     producer = TransactionalProducer(
-        found["producer_id"], found["producer_epoch"], found["owner"], timeout_ms
+        found["producer_id"], found["producer_epoch"], found["owner"], timeout_ms, call.user
     )
     producers.put(name, producer)
     return {

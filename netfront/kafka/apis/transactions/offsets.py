@@ -1,4 +1,9 @@
-"""TxnOffsetCommit: the offsets wait for the commit of their transaction."""
+"""TxnOffsetCommit: the offsets wait for the commit of their transaction.
+
+Invariants:
+- The producer keeps offsets after the coordinator has them. All others are refused and forgotten.
+- Of a producer one request waits for the coordinator, whose text has the offsets of all before it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ from netfront.kafka.apis.groups.classic_groups import commit_error, has_members,
 from netfront.kafka.apis.transactions.end import MS
 from netfront.kafka.apis.transactions.owner import aborted_error, fenced, producer_or_error
 from netfront.kafka.exchange.waiter import Steps
-from netfront.kafka.producers.transaction_offsets import Committer
+from netfront.kafka.producers.transaction_offsets import Committer, TransactionOffsets
 from netfront.kafka.producers.transactional_producer import TransactionalProducer
 from netfront.kafka.wire.errors import KafkaError, coordinator_error
 from tailrace.core.error_codes import ErrorCode
@@ -35,6 +40,9 @@ def commit_offsets(call: Call) -> Steps:
             error = KafkaError.INVALID_PRODUCER_EPOCH
     else:
         committer = Committer("", -1, False)
+    if error is KafkaError.NONE and found.is_staging:
+        error = KafkaError.COORDINATOR_LOAD_IN_PROGRESS  # it asks again
+    offsets = TransactionOffsets() if found is None else found.offsets.copy()
     topics, is_kept = [], False
     for topic in request["topics"]:
         entries = []
@@ -42,29 +50,33 @@ def commit_offsets(call: Call) -> Steps:
             place = topic["name"], partition["partition_index"]
             code = error
             if code is KafkaError.NONE:
-                code = _keep_offset(call, found, committer, place, partition)
+                code = _keep_offset(call, offsets, committer, place, partition)
                 is_kept = is_kept or code is KafkaError.NONE
             entries.append({"partition_index": place[1], "error_code": code})
         topics.append({"name": topic["name"], "partitions": entries})
     if is_kept:
-        error = yield from _stage(call, found)
+        error = yield from _stage(call, found, offsets)
         for entry in (entry for topic in topics for entry in topic["partitions"]):
             if entry["error_code"] is KafkaError.NONE:
                 entry["error_code"] = error
     return {"topics": topics}
 
 
-def _stage(call: Call, producer: TransactionalProducer) -> Steps:
-    """Leave the offsets with the coordinator, for a restart of this gateway. Returns a
-    KafkaError.
+def _stage(call: Call, producer: TransactionalProducer, offsets: TransactionOffsets) -> Steps:
+    """Leave the offsets with the coordinator, for a restart of this gateway. The producer has them
+    from then on. Returns a KafkaError.
     """
     transaction = producer.producer_id, producer.producer_epoch
-    answer = yield call.ask(
-        Api.END_TRANSACTION,
-        {"transactional_id": call.request["transactional_id"], "owner": producer.owner,
-         "producer_id": transaction[0], "producer_epoch": transaction[1], "outcome": "stage",
-         "staged": producer.staged_text()},
-    )  # fmt: skip
+    producer.is_staging = True
+    try:  # it may end here: its connection was closed
+        answer = yield call.ask(
+            Api.END_TRANSACTION,
+            {"transactional_id": call.request["transactional_id"], "owner": producer.owner,
+             "producer_id": transaction[0], "producer_epoch": transaction[1], "outcome": "stage",
+             "staged": producer.staged_text(offsets)},
+        )  # fmt: skip
+    finally:
+        producer.is_staging = False
     if (producer.producer_id, producer.producer_epoch) != transaction:
         return KafkaError.INVALID_PRODUCER_EPOCH
     if answer.code is ErrorCode.TRANSACTION_ABORTED:
@@ -73,6 +85,10 @@ def _stage(call: Call, producer: TransactionalProducer) -> Steps:
         return aborted_error(producer)
     if answer.code is ErrorCode.PRODUCER_FENCED:
         return fenced(call.version, 99)
+    if answer.code is ErrorCode.OK:
+        if not producer.offsets:
+            producer.offsets_until_ns = call.services.now_ns + producer.timeout_ms * MS
+        producer.offsets = offsets
     return coordinator_error(answer.code)
 
 
@@ -85,7 +101,7 @@ def _member_error(call: Call, committer: Committer) -> Steps:
     request = call.request
     group, instance_id = request["group_id"], request.get("group_instance_id")
     if not committer.is_of_coordinator:
-        return commit_error(call.services, group, committer.member_id, instance_id, committer.epoch)
+        return commit_error(call, group, committer.member_id, instance_id, committer.epoch)
     if not is_possible_member(committer.member_id) or committer.epoch < 0:
         return KafkaError.UNKNOWN_MEMBER_ID
     answer = yield call.ask(
@@ -100,7 +116,7 @@ def _member_error(call: Call, committer: Committer) -> Steps:
 
 def _keep_offset(
     call: Call,
-    producer: TransactionalProducer,
+    offsets: TransactionOffsets,
     committer: Committer,
     place: tuple[str, int],
     partition: dict[str, Any],
@@ -108,11 +124,9 @@ def _keep_offset(
     route = call.services.routes.find_by_name(*place)
     if route is None:
         return KafkaError.UNKNOWN_TOPIC_OR_PARTITION
-    if not producer.offsets:
-        producer.offsets_until_ns = call.services.now_ns + producer.timeout_ms * MS
     entry = [
         *place, partition["committed_offset"], partition.get("committed_leader_epoch", -1),
         partition["committed_metadata"] or "", route.topic_id.hex(),
     ]  # fmt: skip
-    is_kept = producer.offsets.keep(call.request["group_id"], committer, place, entry)
+    is_kept = offsets.keep(call.request["group_id"], committer, place, entry)
     return KafkaError.NONE if is_kept else KafkaError.INVALID_REQUEST

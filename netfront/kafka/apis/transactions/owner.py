@@ -21,7 +21,7 @@ def fenced(version: int, since: int) -> KafkaError:
 
 def find_producer(call: Call, name: str, identity: tuple[int, int], since: int) -> Steps:
     """Returns the TransactionalProducer of a request by (producer id, epoch). Raises RefusedError:
-    it is not the owner. `since`: first version of its API with PRODUCER_FENCED.
+    it is not the owner, or another user's. `since`: first version of its API with PRODUCER_FENCED.
     """
     producers = producers_of(call.services)
     known = producers.get(name)
@@ -33,7 +33,17 @@ def find_producer(call: Call, name: str, identity: tuple[int, int], since: int) 
             producers.put(name, known)
     if identity != (known.client_producer_id, known.client_epoch):
         raise RefusedError(fenced(call.version, since))
+    if call.user != known.user:
+        raise _not_its_user(call, name)
     return known
+
+
+def _not_its_user(call: Call, name: str) -> RefusedError:
+    return RefusedError(
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        f"the producer of {name[:249]!r} belongs to another user than {call.user}: begin one of "
+        "your own with InitProducerId",
+    )
 
 
 def _recover(call: Call, name: str, identity: tuple[int, int], since: int) -> Steps:
@@ -43,10 +53,20 @@ def _recover(call: Call, name: str, identity: tuple[int, int], since: int) -> St
         raise RefusedError(coordinator_error(answer.code), answer.sentence)
     found = answer.json()
     producer = TransactionalProducer(
-        found["producer_id"], found["producer_epoch"], found["owner"], found["timeout_ms"]
-    )
+        found["producer_id"], found["producer_epoch"], found["owner"], found["timeout_ms"],
+        call.user,
+    )  # fmt: skip
     if not producer.restore(found["staged"], identity, was_open=found["state"] != "empty"):
         raise RefusedError(fenced(call.version, since))
+    if call.user:  # the coordinator compares the user if it is asked for an owner
+        asked = {"transactional_id": name, "owner": found["owner"]}
+        answer = yield call.ask(Api.DESCRIBE_TRANSACTION, asked)
+        if answer.code is ErrorCode.NOT_AUTHORIZED:
+            raise _not_its_user(call, name)
+        if answer.code is ErrorCode.PRODUCER_FENCED:
+            raise RefusedError(fenced(call.version, since))
+        if answer.code is not ErrorCode.OK:
+            raise RefusedError(coordinator_error(answer.code), answer.sentence)
     producer.offsets_until_ns = call.services.now_ns + producer.timeout_ms * MS
     return producer
 
