@@ -51,6 +51,23 @@ class KafkaSource:
         except Exception as error:
             raise InterruptedSessionError(f"kafka: {sentence_of(error)}") from None
 
+    def unstable(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        """(last stable offset, high watermark) of the partitions with an open transaction. Records
+        between the two are not read yet. Raises InterruptedSessionError.
+        """
+        if self._isolation != "read_committed":
+            return {}
+        stable = self.bounds(partitions)
+        try:
+            ends = self._cluster.bounds(stable, "read_uncommitted")
+        except Exception as error:
+            raise InterruptedSessionError(f"kafka: {sentence_of(error)}") from None
+        return {
+            each: (end, ends[each][1]) for each, (_, end) in stable.items() if end < ends[each][1]
+        }
+
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         """Read partitions from these offsets on."""
         from confluent_kafka import TopicPartition as Assigned

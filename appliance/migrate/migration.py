@@ -37,6 +37,10 @@ BACKOFF_S = 0.2
 BACKOFF_MAX_S = 5.0
 QUIET_S = 2.0
 """Nothing may come for this long before the switch."""
+STILL_WRITTEN = (
+    "records are still written to the source. Stop its producers first, or switch with --force, "
+    "which may leave later records behind."
+)
 
 
 class SourceCluster(Cluster, GroupSource, Protocol):
@@ -332,16 +336,20 @@ class Migration:
             )
 
     def _switch(self, session: Session, plans: Sequence[TopicPlan], is_forced: bool) -> None:
-        """Make sure that nothing comes any more, then copy the offsets a last time."""
+        """Make sure that nothing comes any more, then copy the offsets a last time. A stop leaves
+        the migration as it was.
+        """
         until_s = time.monotonic() + QUIET_S
         while time.monotonic() < until_s and not self.is_stopped:
             count = session.step()
             if count and not is_forced:
-                raise MigrationError(
-                    "records are still written to the source. Stop its producers first, or switch "
-                    "with --force, which may leave later records behind."
-                )
+                raise MigrationError(STILL_WRITTEN)
         session.finish()
+        if self._was_stopped():
+            return
+        if session.refused:
+            raise MigrationError(" ".join(session.refused.values()))
+        self._refuse_leftovers(session, is_forced)
         if not is_forced:
             self._refuse_members(plans)
         copied = self._copy_groups(session)
@@ -355,12 +363,39 @@ class Migration:
                 f"groups have offsets behind the last record: {', '.join(copied.waiting)}. Look "
                 "at them in the source, or switch with --force, which leaves these offsets out."
             )
+        if self._was_stopped():
+            return
         for plan in plans:
             if plan.mapped.at_switch:
                 self.target.alter(plan.source.name, plan.mapped.at_switch)
         crash_point("migrate.before_switch")
         session.commit([{"kind": "switched", "at_ms": time.time_ns() // 1_000_000}])
+        self.is_stopped = False  # a stop has come too late
         self._report.note(
-            f"switched: the lag is zero, {len(copied.groups)} groups have their offsets. Start "
-            "producers and consumers on the target."
+            f"switched: {'the lag is zero, ' if not is_forced else ''}{len(copied.groups)} groups "
+            "have their offsets. Start producers and consumers on the target."
         )
+
+    def _was_stopped(self) -> bool:
+        return self.is_stopped  # set by a signal, at any time
+
+    def _refuse_leftovers(self, session: Session, is_forced: bool) -> None:
+        """Raise MigrationError if the source has records that are not copied: behind an open
+        transaction, or just written.
+        """
+        partitions = list(session.standings)
+        unstable = session.source.unstable(partitions)
+        if unstable:
+            where = ", ".join(
+                f"{each.topic}-{each.partition} (offsets {stable} to {end - 1})"
+                for each, (stable, end) in sorted(unstable.items())
+            )
+            sentence = f"records behind an open transaction of the source are not copied: {where}."
+            if not is_forced:
+                raise MigrationError(
+                    f"{sentence} Let its producer commit or abort it, or wait for its time limit, "
+                    "then switch again; --force leaves these records behind."
+                )
+            self._report.note(sentence)
+        if not is_forced and session.lag(session.source.bounds(partitions)):
+            raise MigrationError(STILL_WRITTEN)

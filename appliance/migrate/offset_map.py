@@ -9,8 +9,9 @@ It is the sum of the partition's entries in the journal (`appliance.migrate.jour
 Owner: pure.
 Invariants:
 - Runs ascend in both offsets and do not overlap.
-- While `is_plain`, every offset of the target from the last run on is that of the source plus a
-  constant. So the end of the target's log says where the source goes on.
+- While the mode is PLAIN, every offset of the target from the last run on is that of the source
+  plus a constant. So the end of the target's log says where the source goes on. An offset of the
+  source that is further needs an `open` entry first.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class OffsetMap:
         self._runs: list[Run] = []
         self._sources: list[int] = []
         self._plain = (0, 0)
+        self.plain_next = 0
+        """Of OPEN: the source's offset of a record that was written plainly at `target_next`."""
 
     def begin(self, source: int, target: int) -> None:
         """The copy begins: `source` becomes `target`."""
@@ -58,9 +61,11 @@ class OffsetMap:
             self._append(Run(self.source_next, self.target_next, target_end - self.target_next))
 
     def open(self, source: int, target: int) -> None:
-        """Transactions begin at `source`, which is `target`. What lies before is copied."""
+        """Transactions begin at `source`, which is `target`. What lies before is copied, or was
+        deleted in the source.
+        """
         self.grow(target)
-        self.mode = Mode.OPEN
+        self.mode, self.plain_next = Mode.OPEN, self.source_next
         self.source_next, self.target_next = max(self.source_next, source), target
 
     def append_runs(self, runs: Sequence[Run], source_next: int) -> None:

@@ -7,6 +7,7 @@ Owner: the process that copies.
 Invariants:
 - A partition is either written plainly, or in transactions, from its `open` entry on.
 - No `open` entry is written while plain records of its partition have no outcome.
+- A plain record has the source's offset behind that of the record before it.
 - A partition goes on behind the last record that is certainly in the target.
 """
 
@@ -42,6 +43,10 @@ class Source(Protocol):
     def assign(self, positions: Mapping[TopicPartition, int]) -> None: ...
 
     def stop(self, partition: TopicPartition) -> None: ...
+
+    def unstable(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, tuple[int, int]]: ...
 
     def read(self, timeout_s: float) -> tuple[Sequence[Rows], dict[TopicPartition, int]]: ...
 
@@ -182,7 +187,7 @@ class Session:
             found.grow(end)
         elif self.target.writes_plainly and found.mode is Mode.OPEN:
             # Plain records of the session before may have come behind its last known end.
-            start, first = found.target_next, found.source_next
+            start, first = found.target_next, found.plain_next
             count = self.target.plain_count(partition, start) if end > start else 0
             if count:
                 entry = {
@@ -230,8 +235,10 @@ class Session:
 
     def _check_bounds(self, bounds: Mapping[TopicPartition, tuple[int, int]]) -> None:
         """Records that the source has deleted before they were copied are left out; a source that
-        ends before the copy is not the one that was copied.
+        ends before the copy is not the one that was copied. A partition that has left records out
+        is no longer written plainly.
         """
+        opened = []
         for partition, standing in self.standings.items():
             first, end = bounds[partition]
             if standing.source_next > end:
@@ -242,6 +249,14 @@ class Session:
                 )
             if standing.source_next < first:
                 standing.source_next = first
+                if standing.mode is Mode.PLAIN:
+                    opened.append(open_entry(partition, first, standing.target_end))
+                    standing.mode = Mode.OPEN
+        if opened:
+            self.target.commit(lambda _: opened)
+            for entry in opened:
+                self.journal.add(entry)
+            crash_point("migrate.after_open")
 
     # ---- copying ---------------------------------------------------------------------------------
 

@@ -107,6 +107,24 @@ class TailraceSource:
         except (TailraceError, KeyError) as error:
             raise InterruptedSessionError(str(error)) from None
 
+    def unstable(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        """(last stable offset, high watermark) of the partitions with an open transaction. Records
+        between the two are not read yet. Raises InterruptedSessionError.
+        """
+        if self._isolation != "read_committed":
+            return {}
+        try:
+            found = self._admin.offsets(dict.fromkeys(partitions, "latest"))
+            return {
+                partition: (answer["end"], answer["high_watermark"])
+                for partition, answer in found.items()
+                if answer["end"] < answer.get("high_watermark", answer["end"])
+            }
+        except (TailraceError, KeyError) as error:
+            raise InterruptedSessionError(str(error)) from None
+
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         """Read partitions from these offsets on."""
         self._assigned = dict.fromkeys(positions)

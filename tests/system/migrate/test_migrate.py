@@ -201,6 +201,33 @@ def test_records_that_the_source_deletes_leave_a_gap(houses: Houses, topic: str)
     houses.migrate("--topics", topic)
     target = [row[1:] for row in rows(houses.target.address, topic)[0]]
     assert target[100:] == [row[1:] for row in rows(houses.source.address, topic)[0]]
+    houses.produce(topic, range(300, 350))
+    with Admin(houses.source.address) as admin:
+        admin.alter_group_offsets(topic, {TopicPartition(topic, 0): 330})
+    houses.migrate("--topics", topic, "--groups", topic)
+    there = rows(houses.target.address, topic)[0]
+    assert [row[1:] for row in there[100:]] == [
+        row[1:] for row in rows(houses.source.address, topic)[0]
+    ]
+    with Admin(houses.target.address) as admin:
+        offset = admin.list_group_offsets(topic)[TopicPartition(topic, 0)]
+    assert offset is not None
+    assert int(offset) == there[100 + 330 - 150][0]
+
+
+def test_an_open_transaction_of_the_source_refuses_the_switch(houses: Houses, topic: str) -> None:
+    houses.create(topic)
+    houses.produce(topic, range(30))
+    with Producer(houses.source.address, transactional_id=topic) as producer:
+        producer.begin_transaction()
+        producer.send(topic, b"of a transaction", partition=0).result(HANG_LIMIT_S)
+        houses.produce(topic, range(30, 50))
+        houses.migrate("--topics", topic)
+        assert f"{topic}-0 (offsets 30 to 50)" in houses.switch(status=1)
+        producer.commit_transaction()
+    wait_until(lambda: len(rows(houses.source.address, topic)[0]) == 51, "the commit is readable")
+    assert "switched: the lag is zero" in houses.switch()
+    assert houses.same_records(topic)
 
 
 def test_a_source_that_is_created_again_is_refused(houses: Houses, topic: str) -> None:

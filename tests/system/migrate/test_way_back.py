@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from shm.crash_points import CRASH_POINTS
-from tailrace import Admin, NewTopic, TopicPartition
+from tailrace import Admin, NewTopic, Producer, TopicPartition
 from tests.kit import cli
-from tests.kit.processes import HANG_LIMIT_S
+from tests.kit.processes import HANG_LIMIT_S, wait_until
 from tests.system.migrate.houses import Houses, rows
 
 pytestmark = pytest.mark.slow_because(
@@ -99,6 +99,21 @@ def test_a_copy_back_killed_at_any_point_goes_on_exactly(
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
     migrate(back, "run", "--topics", topic)
     assert back.same_records(topic, 2)
+
+
+def test_an_open_transaction_refuses_the_switch_back(back: Houses, topic: str) -> None:
+    back.create(topic)
+    back.produce(topic, range(30))
+    with Producer(back.source.address, transactional_id=topic) as producer:
+        producer.begin_transaction()
+        producer.send(topic, b"of a transaction", partition=0).result(HANG_LIMIT_S)
+        back.produce(topic, range(30, 50))
+        migrate(back, "run", "--topics", topic)
+        assert f"{topic}-0 (offsets 30 to 50)" in migrate(back, "switch", status=1)
+        producer.commit_transaction()
+    wait_until(lambda: len(rows(back.source.address, topic)[0]) == 51, "the commit is readable")
+    assert "switched: the lag is zero" in migrate(back, "switch")
+    assert back.same_records(topic)
 
 
 def test_a_typed_topic_is_refused(back: Houses, topic: str) -> None:

@@ -197,7 +197,7 @@ def run(
 @click.option(
     "--force",
     is_flag=True,
-    help="Switch although producers or consumers of the source still run.",
+    help="Switch although producers, consumers or transactions of the source still run.",
 )
 @bootstrap_option
 @json_option
