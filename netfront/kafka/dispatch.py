@@ -9,7 +9,9 @@ Invariants:
   others of its kind: PIPELINED_MAX.
 - With users a request is begun for the user who has logged in, as it is now. Before the login there
   are ApiVersions, SaslHandshake and SaslAuthenticate alone.
-- A failing request affects no other one. An unexpected error is counted and logged.
+- A failing request affects no other one. An unexpected error is counted and logged. Where its
+  request cannot be answered, its connection is closed.
+- The size of a request is checked when it is begun: what it is depends on the one before it.
 """
 
 from __future__ import annotations
@@ -31,7 +33,12 @@ from netfront.kafka.apis.table import (
 )
 from netfront.kafka.exchange.peers import Peer, PeerTransport
 from netfront.kafka.exchange.waiter import Steps, Task
-from netfront.kafka.network.connection import UNSENT_HIGH_BYTES, Connection, Exchange
+from netfront.kafka.network.connection import (
+    FRAME_MIN_BYTES,
+    UNSENT_HIGH_BYTES,
+    Connection,
+    Exchange,
+)
 from netfront.kafka.network.listener import Listener
 from netfront.kafka.wire.codec import (
     MalformedError,
@@ -97,8 +104,24 @@ class Dispatcher:
         self.waiting: deque[Connection] = deque()
         """Connections with requests that may begin now."""
 
+    def on_error(self, context: str, error: Exception) -> str:
+        """Log and count an unexpected error. Returns the sentence for the client."""
+        return self._error_handler.on_error(context, error)
+
     def on_frames(self, connection: Connection) -> None:
         """Begin the requests of a connection that may begin."""
+        try:
+            self._begin_all(connection)
+        except Exception as error:
+            self._give_up(connection, error)
+
+    def _give_up(self, connection: Connection, error: Exception) -> None:
+        """Close a connection that cannot be served for an unexpected error."""
+        sentence = self.on_error(f"kafka_connection={connection.address}", error)
+        if not connection.is_closed:
+            self._refuse(connection, sentence)
+
+    def _begin_all(self, connection: Connection) -> None:
         while (
             connection.frames
             and not (connection.is_closed or connection.is_leaving)
@@ -147,6 +170,11 @@ class Dispatcher:
         self.listener.refuse(connection, reason)
 
     def _begin(self, connection: Connection, frame: bytes) -> None:
+        if len(frame) < FRAME_MIN_BYTES:
+            self._refuse(
+                connection, f"a request of {len(frame)} bytes; the least are {FRAME_MIN_BYTES}"
+            )
+            return
         api, version, correlation_id = _HEADER.unpack_from(frame, 0)
         exchange = Exchange(api, version, correlation_id, self._services.now_ns)
         row = APIS.get(api)
@@ -184,8 +212,10 @@ class Dispatcher:
         call = Call(self._services, connection, peer, api, version, client_id, request, principal)
         task = exchange.task = Task(
             row.handler(call) if principal is None else self.allowed(call, row.handler),
-            lambda response: self._finish(connection, exchange, response),
-            lambda error: self._fail(connection, exchange, error),
+            self._guarded(
+                connection, lambda response: self._finish(connection, exchange, response)
+            ),
+            self._guarded(connection, lambda error: self._fail(connection, exchange, error)),
         )
         task.resume()
 
@@ -243,10 +273,23 @@ class Dispatcher:
 
         task = exchange.task = Task(
             APIS[SASL_AUTHENTICATE].handler(call),
-            finish,
-            lambda error: self._refuse(connection, str(error)),
+            self._guarded(connection, finish),
+            lambda error: self._give_up(connection, error),
         )
         task.resume()
+
+    def _guarded(self, connection: Connection, end: Callable[[Any], None]) -> Callable[[Any], None]:
+        """The end of a request: if it fails, the connection is closed. Others come to it, such as a
+        timer, the front's answer or a check of a password, and they go on.
+        """
+
+        def guarded(value: Any) -> None:
+            try:
+                end(value)
+            except Exception as error:
+                self._give_up(connection, error)
+
+        return guarded
 
     def _finish(
         self, connection: Connection, exchange: Exchange, response: dict[str, Any] | bytes | None
@@ -351,8 +394,10 @@ def _may_begin(connection: Connection) -> bool:
         return False
     if connection.login is not None and connection.login.is_raw:
         return False
-    following = _HEADER.unpack_from(connection.frames[0], 0)[0]
-    return following == PRODUCE and under_way[-1].api == PRODUCE
+    following = connection.frames[0]
+    if len(following) < FRAME_MIN_BYTES:
+        return False  # it is refused once those before it are answered
+    return _HEADER.unpack_from(following, 0)[0] == PRODUCE and under_way[-1].api == PRODUCE
 
 
 def _read_client_id(reader: Reader, flexible: bool) -> str:

@@ -97,7 +97,10 @@ class Gateway:
         work += self._front.step(now_ns)
         for callback in self._services.timers.advance(now_ns):
             work += 1
-            callback()
+            try:
+                callback()
+            except Exception as error:
+                self._dispatcher.on_error("kafka_timer", error)
         work += self._dispatcher.step()
         work += self._listener.flush()
         self._count_connections()
@@ -154,10 +157,15 @@ class Gateway:
 
 
 def build_gateway(
-    context: ProcessContext, listener_of: Any, connector: Connector, gate: Gate | None = None
+    context: ProcessContext,
+    settings: dict[str, Any],
+    listener_of: Any,
+    connector: Connector,
+    gate: Gate | None = None,
 ) -> Gateway:
-    """Wire the gateway of this process. `listener_of(dispatcher)` makes its listener. `gate` has
-    the users, where clients must log in.
+    """Wire the gateway of this process. `settings` are those that all parts of it use; a change
+    of them is put there. `listener_of(dispatcher)` makes its listener. `gate` has the users, where
+    clients must log in.
     """
     transport = PeerTransport()
     generation = int.from_bytes(os.urandom(4), "little") & 0x7FFFFFFF | 1
@@ -171,7 +179,7 @@ def build_gateway(
         timers=TimingWheel(now_ns),
         cluster_id=context.spec.instance,
         data_dirs=list(context.spec.data_dirs),
-        settings=dict(context.spec.settings),
+        settings=settings,
         monotonic_ns=context.clock.monotonic_ns,
         wall_us=context.clock.wall_us,
         now_ns=now_ns,
@@ -210,7 +218,7 @@ def main() -> None:
     context = start()
     name = f"tr-kafka-{gateway_number(context)}"
     set_comm_name(name)
-    settings = context.spec.settings
+    settings = dict(context.spec.settings)
     log_to_stderr(name, settings.get("log_level", "info"), settings.get("log_format", "text"))
     SLOW.set_limit(settings.get("slow_operation_ms", 0))
     port = context.control.port(context.index)
@@ -242,12 +250,12 @@ def main() -> None:
         made.append(
             Listener(
                 sockets, connections_max, dispatcher.on_frames, dispatcher.on_closed,
-                connector.connect,
+                dispatcher.on_error, connector.connect,
             )
         )  # fmt: skip
         return made[0]
 
-    gateway = build_gateway(context, listener_of, connector, gate)
+    gateway = build_gateway(context, settings, listener_of, connector, gate)
     listener = made[0]
     port.store(listener.port)
 

@@ -156,6 +156,23 @@ def test_tokens_without_frames_log_in_as_old_clients_do(users: Users) -> None:
         assert client.receive_bytes() is None
 
 
+@pytest.mark.parametrize("size", [0, 4, 7])
+def test_a_request_without_a_header_behind_a_token_ends_its_connection_alone(
+    users: Users, size: int
+) -> None:
+    address = users.appliance.kafka_addresses[0]
+    with RawKafka(address) as other, RawKafka(address) as client:
+        assert plain(other)["error_code"] == 0
+        assert client.ask(HANDSHAKE, 0, {"mechanism": "PLAIN"})["error_code"] == 0
+        token = f"\0shop\0{PASSWORD}".encode()
+        client.send_bytes(
+            struct.pack(">i", len(token)) + token + struct.pack(">i", size) + bytes(size)
+        )
+        while client.receive_bytes() is not None:
+            pass
+        assert other.ask(METADATA, 9, {"topics": None})["topics"], "the gateway lives"
+
+
 def test_a_connection_logs_in_again_as_the_same_user_alone(users: Users) -> None:
     add(users, "second")
     with RawKafka(users.appliance.kafka_addresses[0]) as client:

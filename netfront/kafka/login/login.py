@@ -47,8 +47,8 @@ class Logins:
         settings: dict[str, Any],
         on_failed: Callable[[str, str, str], None] = lambda _user, _address, _reason: None,
     ) -> None:
-        """`secret`: the appliance's. `on_failed` gets the name that was given, the address and the
-        reason of each login that fails.
+        """`secret`: the appliance's. `settings` are read at each login. `on_failed` gets the name
+        that was given, the address and the reason of each login that fails.
         """
         self.gate = gate
         self.checks = checks
@@ -90,7 +90,7 @@ class Login:
     def __init__(self, logins: Logins, host: str, *, has_tls: bool) -> None:
         self._logins = logins
         self._host = host
-        self.mechanisms = logins.mechanisms(has_tls=has_tls)
+        self._has_tls = has_tls
         self.claim: Claim | None = None
         """None: nobody has logged in."""
         self.mechanism = ""
@@ -102,6 +102,11 @@ class Login:
         self.user = ""
         """Name that the exchange is about, as far as it is known."""
         self._scram: ScramExchange | None = None
+
+    @property
+    def mechanisms(self) -> list[str]:
+        """The mechanisms that are offered now."""
+        return self._logins.mechanisms(has_tls=self._has_tls)
 
     def is_under_way(self) -> bool:
         """True between a handshake and the end of its exchange."""

@@ -249,7 +249,7 @@ class Connection:
                 self._outgoing.popleft()
 
     def close(self) -> None:
-        """Close the socket and end the tasks of its requests."""
+        """Close the socket and end the tasks of its requests: all, also when one fails to end."""
         self.is_closed = True
         self.sock.close()
         self._outgoing.clear()
@@ -257,6 +257,12 @@ class Connection:
         self.frames.clear()
         self.unsent_bytes = self.unserved_bytes = 0
         exchanges, self.exchanges = self.exchanges, deque()
+        failed: Exception | None = None
         for exchange in exchanges:
-            if exchange.task is not None:
-                exchange.task.close()
+            try:
+                if exchange.task is not None:
+                    exchange.task.close()
+            except Exception as error:
+                failed = error
+        if failed is not None:
+            raise failed

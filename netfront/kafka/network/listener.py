@@ -10,6 +10,7 @@ Invariants:
   one more the oldest of them is closed; each is after STRANGER_NS.
 - A request that is incomplete for INCOMPLETE_NS, and a connection that is silent for IDLE_NS, end
   their connection.
+- An unexpected error ends the connection that it belongs to. It is logged and counted.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ STRANGERS_MAX = 500
 STRANGER_NS = 30_000_000_000
 Connect = Callable[[socket.socket, str, int, int], Connection]
 """(Socket, address of the client, time, number of the listening socket) -> connection."""
+OnError = Callable[[str, Exception], str]
+"""(Context, error) -> sentence: `shm.runtime.error_handler.CountedErrorHandler.on_error`."""
 
 
 class CannotListenError(OSError):
@@ -87,10 +90,11 @@ class Listener:
         connections_max: int,
         on_frames: Callable[[Connection], None],
         on_closed: Callable[[Connection], None],
+        on_error: OnError,
         connect: Connect = lambda sock, address, now_ns, _number: Connection(sock, address, now_ns),
     ) -> None:
-        """`on_frames` is called when a connection has requests; `on_closed` when one has ended.
-        `connect` makes the connection of an accepted socket.
+        """`on_frames` is called when a connection has requests; `on_closed` when one has ended;
+        `on_error` for an unexpected error. `connect` makes the connection of an accepted socket.
         """
         self._listening = {sock.fileno(): sock for sock in sockets}
         self._numbers = {sock.fileno(): number for number, sock in enumerate(sockets)}
@@ -102,6 +106,7 @@ class Listener:
         self._connections_max = connections_max
         self._on_frames = on_frames
         self._on_closed = on_closed
+        self._on_error = on_error
         self._scratch = memoryview(bytearray(READ_BYTES))
         self._events: list[tuple[int, int]] = []
         self._dirty: dict[Connection, None] = {}
@@ -173,7 +178,7 @@ class Listener:
             if mask & select.EPOLLOUT:
                 self._dirty[connection] = None
             if mask & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
-                self._read(connection, now_ns)
+                self._guarded(connection, lambda served: self._read(served, now_ns))
         if self._connections and now_ns - self._swept_ns >= SWEEP_NS:
             self._sweep(now_ns)
         return work
@@ -195,13 +200,18 @@ class Listener:
                 sock.close()
                 logger.warning("connections_full connections=%d", len(self._connections))
                 continue
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             number = self._numbers[listening.fileno()]
             try:
+                sock.setblocking(False)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 connection = self._connect(sock, f"{address[0]}:{address[1]}", now_ns, number)
             except OSError:  # it has gone already
                 sock.close()
+                continue
+            except Exception as error:
+                self.refused_count += 1
+                sock.close()
+                self._on_error(f"kafka_connect={address[0]}:{address[1]}", error)
                 continue
             self._connections[connection.fd] = connection
             self._epoll.register(connection.fd, select.EPOLLIN)
@@ -211,6 +221,15 @@ class Listener:
                     oldest = next(iter(self._strangers))
                     self.refuse(oldest, f"{STRANGERS_MAX} other clients begin to log in, too")
         return count
+
+    def _guarded(self, connection: Connection, serve: Callable[[Connection], None]) -> None:
+        """Serve a connection; close it if that fails unexpectedly."""
+        try:
+            serve(connection)
+        except Exception as error:
+            sentence = self._on_error(f"kafka_connection={connection.address}", error)
+            if not connection.is_closed:
+                self.refuse(connection, sentence)
 
     def _read(self, connection: Connection, now_ns: int) -> None:
         try:
@@ -292,20 +311,23 @@ class Listener:
         for connection in dirty:
             if connection.is_closed:
                 continue
-            try:
-                connection.send()
-            except OSError as error:
-                self._fail(connection, error)
-                continue
-            if connection.unsent_bytes:
-                self._dirty[connection] = None
-            elif connection.is_leaving and not connection.exchanges:
-                self.close(connection)
-                continue
-            if connection.frames and not connection.exchanges:
-                self._on_frames(connection)
-            self._update(connection)
+            self._guarded(connection, self._send)
         return len(dirty) - len(self._dirty)
+
+    def _send(self, connection: Connection) -> None:
+        try:
+            connection.send()
+        except OSError as error:
+            self._fail(connection, error)
+            return
+        if connection.unsent_bytes:
+            self._dirty[connection] = None
+        elif connection.is_leaving and not connection.exchanges:
+            self.close(connection)
+            return
+        if connection.frames and not connection.exchanges:
+            self._on_frames(connection)
+        self._update(connection)
 
     # ---- ends ------------------------------------------------------------------------------------
 
@@ -324,8 +346,11 @@ class Listener:
         del self._connections[connection.fd]
         self._dirty.pop(connection, None)
         self._strangers.pop(connection, None)
-        connection.close()
-        self._on_closed(connection)
+        for end in (Connection.close, self._on_closed):
+            try:
+                end(connection)
+            except Exception as error:
+                self._on_error(f"kafka_connection_end={connection.address}", error)
 
     def _sweep(self, now_ns: int) -> None:
         self._swept_ns = now_ns

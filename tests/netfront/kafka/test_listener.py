@@ -30,7 +30,10 @@ class Peers:
         self.ended: list[Connection] = []
         self.begun = 0
         self.response = b"\0" * 8
-        self.listener = Listener([server], connections_max, self._begin, self.ended.append)
+        self.listener = Listener(
+            [server], connections_max, self._begin, self.ended.append,
+            lambda _context, error: repr(error),
+        )  # fmt: skip
         self.listener.accept_connections()
         self.now_ns = SWEEP_NS
         self.clients: list[socket.socket] = []

@@ -1,0 +1,119 @@
+"""Settings of the Kafka port that change while it runs: each has its effect in the gateway."""
+
+from __future__ import annotations
+
+import pathlib
+import ssl
+from typing import Any
+
+from appliance.config.settings import definitions
+from tailrace.admin.configs import ConfigResource
+from tests.kafka.logins import PASSWORD, add
+from tests.kit.appliances.secured import Users, secured
+from tests.kit.hosts.certificates import Authority
+from tests.kit.peers.raw_kafka import RawKafka
+from tests.kit.processes import wait_until
+
+METADATA, HANDSHAKE, CREATE_TOPICS, AUTHENTICATE = 3, 17, 19, 36
+BROKER = ConfigResource("broker")
+LOGIN_SETTINGS = {
+    "kafka.sasl.enabled.mechanisms", "kafka.sasl.plain_without_tls",
+    "kafka.connections.max.reauth.ms", "kafka.num.partitions",
+}  # fmt: skip
+TLS_SETTINGS = {
+    "kafka.tls.certificate", "kafka.tls.key", "kafka.tls.client_ca", "kafka.tls.client_auth"
+}  # fmt: skip
+
+
+def test_the_effect_of_each_setting_is_tested_here() -> None:
+    live = {name for name, row in definitions().items() if row.is_live and name[:6] == "kafka."}
+    assert live == LOGIN_SETTINGS | TLS_SETTINGS
+
+
+def change(users: Users, **values: Any) -> None:
+    users.admin.alter_configs(
+        {BROKER: {f"kafka.{name.replace('__', '.')}": value for name, value in values.items()}}
+    )
+
+
+def log_in(client: RawKafka) -> dict[str, Any]:
+    answer = client.ask(HANDSHAKE, 1, {"mechanism": "PLAIN"})
+    if answer["error_code"]:
+        return answer
+    return client.ask(AUTHENTICATE, 2, {"auth_bytes": f"\0shop\0{PASSWORD}".encode()})
+
+
+def test_settings_of_logins_and_topics(tmp_path: pathlib.Path) -> None:
+    given = {"kafka.listen": "127.0.0.1:0", "kafka.sasl.plain_without_tls": "true"}
+    with secured(tmp_path, **given) as users:
+        add(users, "shop", "create cluster", "describe-configs topic made.")
+        address = users.appliance.kafka_addresses[0]
+
+        def offered() -> set[str]:
+            with RawKafka(address) as client:
+                return set(client.ask(HANDSHAKE, 1, {"mechanism": "none"})["mechanisms"])
+
+        with RawKafka(address) as early, RawKafka(address) as inside:
+            assert log_in(inside)["session_lifetime_ms"] == 0
+            change(users, sasl__enabled__mechanisms=["PLAIN", "SCRAM-SHA-512"])
+            wait_until(lambda: offered() == {"PLAIN", "SCRAM-SHA-512"}, "one is off")
+            change(users, connections__max__reauth__ms=60_000)
+
+            def lifetime_ms() -> int:
+                with RawKafka(address) as client:
+                    return int(log_in(client)["session_lifetime_ms"])
+
+            wait_until(lambda: lifetime_ms() == 60_000, "logins have an end")
+            change(users, sasl__plain_without_tls=False)
+            wait_until(lambda: offered() == {"SCRAM-SHA-512"}, "passwords are not read")
+            assert log_in(early)["error_code"] == 33, "also on a connection from before"
+            numbers = iter(range(1_000))
+
+            def partitions() -> int:
+                name = f"made.{next(numbers)}"
+                topic = {
+                    "name": name, "num_partitions": -1, "replication_factor": -1,
+                    "assignments": [], "configs": [],
+                }  # fmt: skip
+                asked = {"timeout_ms": 1_000, "validate_only": False, "topics": [topic]}
+                (answer,) = inside.ask(CREATE_TOPICS, 5, asked)["topics"]
+                assert answer["error_code"] == 0
+                return int(answer["num_partitions"])
+
+            assert partitions() == 1
+            change(users, num__partitions=3)
+            wait_until(lambda: partitions() == 3, "new topics have three partitions")
+
+
+def test_settings_of_tls(tmp_path: pathlib.Path) -> None:
+    authority, other = Authority(tmp_path), Authority(tmp_path, "other")
+    certificate, key = authority.sign("broker")
+    given = {
+        "kafka.listen": "SASL_SSL://127.0.0.1:0", "kafka.tls.certificate": certificate,
+        "kafka.tls.key": key,
+    }  # fmt: skip
+    with secured(tmp_path, **given) as users:
+        add(users, "shop")
+        address = users.appliance.kafka_addresses[0]
+
+        def is_served(server: Authority, client_authority: Authority | None = None) -> bool:
+            context = ssl.create_default_context(cafile=server.path)
+            if client_authority is not None:
+                context.load_cert_chain(*client_authority.sign("client", f"of-{id(server)}"))
+            try:
+                with RawKafka(address, context) as client:
+                    return not log_in(client)["error_code"]
+            except (OSError, AssertionError):
+                return False
+
+        assert is_served(authority)
+        renewed, renewed_key = other.sign("renewed")
+        change(users, tls__certificate=renewed, tls__key=renewed_key)
+        wait_until(lambda: is_served(other), "the other certificate and its key are used")
+        assert not is_served(authority)
+        change(users, tls__client_ca=authority.path, tls__client_auth="required")
+        wait_until(lambda: not is_served(other), "clients need certificates")
+        assert is_served(other, authority)
+        change(users, tls__client_ca=other.path)
+        wait_until(lambda: is_served(other, other), "the other authority is asked")
+        assert not is_served(other, authority)
