@@ -17,6 +17,7 @@ from tests.kit.runs.documents import ROOT
 BOUNDS_OF_GROUPS = {
     "GROUP_NAME_MAX": ("a group's name", "{:,} characters"),
     "MEMBER_ID_MAX": ("ids and names of a member", "{:,} characters of its id"),
+    "PATTERN_MAX": ("ids and names of a member", "; {:,} of a pattern"),
     "CLIENT_TEXT_MAX": ("ids and names of a member", "{:,} of client and instance id"),
     "TOPICS_MAX": ("topics that a member subscribes to; characters of a name", "{:,};"),
     "TOPIC_NAME_MAX": ("topics that a member subscribes to; characters of a name", "; {:,}"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from appliance.groups.base.limits import (
     DELETED_AT_ONCE_MAX,
     PARTITIONS_ASKED_MAX,
+    PATTERN_MAX,
     REBALANCE_TIMEOUT_MAX_MS,
     TOPICS_MAX,
     GroupLimits,
@@ -89,6 +90,7 @@ def test_group_names_that_are_allowed(name: str) -> None:
         ({"kind": "eager"}, "kind"),
         ({"kind": "classic"}, "session_timeout_ms"),
         ({"kind": ["share"]}, "kind"),
+        ({"pattern": "x" * (PATTERN_MAX + 1)}, "pattern"),
         ({"topics": None}, "topics"),
         ({"topics": "orders"}, "topics"),
         ({"topics": [5]}, "topics"),
