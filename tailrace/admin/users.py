@@ -107,12 +107,14 @@ class UserAdmin:
         accounts: Iterable[str | int] | None = None,
         password_hash: str | None = None,
         scram_credentials: Iterable[Mapping[str, Any]] | None = None,
+        force: bool = False,
     ) -> Steps[dict[str, Any]]:
         """Change a user; what is None stays. `password_hash` "" removes the password, and
         `scram_credentials` replaces all of them. Connections that were let in with what is gone end
-        within a second. Returns the user. Raises InvalidRequestError.
+        within a second. Returns the user. Raises InvalidRequestError, also for the last
+        administrator without `force`.
         """
-        fields: dict[str, Any] = {}
+        fields = _forced(force)
         if admin is not None:
             fields["admin"] = admin
         if groups is not None:
@@ -127,18 +129,20 @@ class UserAdmin:
         return (yield from self._alter_user(user, "set", **fields))
 
     @operation
-    def delete_user(self, user: str) -> Steps[None]:
+    def delete_user(self, user: str, *, force: bool = False) -> Steps[None]:
         """Delete a user, and end its sessions. ACLs that name it stay. Raises
-        InvalidRequestError.
+        InvalidRequestError, also for the last administrator without `force`.
         """
         self._connection.check_usable()
-        yield from self._alter_user(user, "delete")
+        yield from self._alter_user(user, "delete", **_forced(force))
 
     @operation
-    def disable_user(self, user: str) -> Steps[dict[str, Any]]:
-        """Disable a user, and end its sessions. Returns the user. Raises InvalidRequestError."""
+    def disable_user(self, user: str, *, force: bool = False) -> Steps[dict[str, Any]]:
+        """Disable a user, and end its sessions. Returns the user. Raises InvalidRequestError,
+        also for the last administrator without `force`.
+        """
         self._connection.check_usable()
-        return (yield from self._alter_user(user, "disable"))
+        return (yield from self._alter_user(user, "disable", **_forced(force)))
 
     @operation
     def enable_user(self, user: str) -> Steps[dict[str, Any]]:
@@ -166,12 +170,16 @@ class UserAdmin:
         return (yield from self._alter_user(user, "add_key", **fields))
 
     @operation
-    def remove_user_key(self, user: str, key_name: str) -> Steps[dict[str, Any]]:
+    def remove_user_key(
+        self, user: str, key_name: str, *, force: bool = False
+    ) -> Steps[dict[str, Any]]:
         """Remove a key, and end the sessions that use it. Returns the user. Raises
-        InvalidRequestError.
+        InvalidRequestError, also for the last key of the last administrator without `force`.
         """
         self._connection.check_usable()
-        return (yield from self._alter_user(user, "remove_key", key_name=key_name))
+        return (
+            yield from self._alter_user(user, "remove_key", key_name=key_name, **_forced(force))
+        )
 
     # ---- ACLs ------------------------------------------------------------------------------------
 
@@ -217,6 +225,10 @@ class UserAdmin:
             "name": name, "host": host,
         }  # fmt: skip
         return (yield from self._call(Api.TEST_ACL, request))
+
+
+def _forced(force: bool) -> dict[str, Any]:
+    return {"force": True} if force else {}
 
 
 def _key(name: str, public: str, expires: dt.datetime | None) -> dict[str, Any]:

@@ -52,6 +52,13 @@ def read_user(database: Database, name: str) -> User | None:
         return None if row is None else _user_of(database, row)
 
 
+def read_administrators(database: Database) -> Iterator[User]:
+    """Users with the role of an administrator. Raises StorageError."""
+    with refusals():
+        for row in database.execute(f"{_SELECT} WHERE is_admin ORDER BY name").fetchall():
+            yield _user_of(database, row)
+
+
 def _user_of(database: Database, row: tuple[Any, ...]) -> User:
     name, is_admin, is_disabled, groups, created_us, password_hash = row
     keys = database.execute(

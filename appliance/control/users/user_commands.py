@@ -33,6 +33,7 @@ from appliance.catalog.tables.users import (
     read_users,
     remove_acls,
 )
+from appliance.control.users.last_administrator import keep_an_administrator
 from shm.rights.acl import ANY, acls_of, check_user_name, checked_acl
 from shm.rights.authorizer import AclTable, Decision, Principal
 from shm.rights.server_keys import KeysUnusableError, ensure_admin_key
@@ -187,7 +188,7 @@ class UserCommands:
         if action == "add":
             return self._add(name, request)
         if action == "delete":
-            self._known(name)
+            self._keep_an_administrator(self._known(name), None, request)
             delete_user(self._database, name)
             return {}, {"removed_users": [name]}, None
         if action == "set_scram":
@@ -205,7 +206,14 @@ class UserCommands:
                 f"action is {action!r:.60}; it takes add, delete, disable, enable, set, "
                 "set_scram, add_key or remove_key"
             )
-        return self._stored(change())
+        changed = change()
+        self._keep_an_administrator(user, changed, request)
+        return self._stored(changed)
+
+    def _keep_an_administrator(
+        self, before: User | None, after: User | None, request: Mapping[str, Any]
+    ) -> None:
+        keep_an_administrator(self._database, before, after, request, self._wall_us())
 
     def _set_scram(self, name: str, request: Mapping[str, Any]) -> Changed:
         """`credentials`: SCRAM credentials that are set; `removed_mechanisms`. A missing user is
@@ -226,7 +234,9 @@ class UserCommands:
         if given and user.password_hash:
             user, kept = user._replace(password_hash=""), {}
         found = kept | given
-        return self._stored(user._replace(scram=tuple(found[each] for each in sorted(found))))
+        changed = user._replace(scram=tuple(found[each] for each in sorted(found)))
+        self._keep_an_administrator(read_user(self._database, name), changed, request)
+        return self._stored(changed)
 
     def _stored(self, user: User) -> Changed:
         put_user(self._database, user)

@@ -47,7 +47,7 @@ def show(bootstrap: str, data_dir: str | None, as_json: bool) -> None:
     if as_json:
         print_json({"server_keys": keys})
     else:
-        echo("\n".join(keys))
+        click.echo("\n".join(keys))
 
 
 @command.command()
@@ -80,4 +80,5 @@ def _changed(change: Callable[[str], KeyPair], data_dir: str, as_json: bool, out
     if as_json:
         print_json({"public": pair.public})
     else:
-        echo(f"{pair.public}\n{outcome}")
+        click.echo(pair.public)
+        echo(outcome)

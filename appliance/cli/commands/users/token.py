@@ -67,7 +67,7 @@ def add(name: str, data_dir: str, scope: str, expires: str | None, as_json: bool
     if as_json:
         print_json({"name": name, "scope": scope, "expires_us": expires_us, "token": text})
     else:
-        echo(text)
+        click.echo(text)
 
 
 @command.command("list")

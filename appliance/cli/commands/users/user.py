@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import click
 
@@ -22,6 +22,11 @@ from appliance.cli.commands.users.common import (
 from appliance.cli.options.shared import Duration, json_option
 from appliance.cli.output import echo, print_json, print_table
 from shm.rights.roles import CONSUMER, PRODUCER, consumer_acls, producer_acls
+from tailrace.admin.users import UserAdmin
+from tailrace.client.connections.credentials import SCHEME, resolve
+from tailrace.core.errors import NotAuthenticatedError, NotAuthorizedError
+
+T = TypeVar("T")
 
 ROLES = ("admin", PRODUCER, CONSUMER)
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -98,13 +103,17 @@ def add(
         )  # fmt: skip
         if acls:
             users.add_acls(acls)
+        inherited = _rules_of(users, name) if role is None else []
     if out is not None:
         write_new_context(out, _context(name, address or server[0], server[1], public_key, secret))
     if as_json:
         print_json({**found, "context": out})
         return
     echo(f"added {name}{f', whose context is {out}' if out else ''}")
-    if role is None:
+    if inherited:
+        rules = "1 ACL that names" if len(inherited) == 1 else f"{len(inherited)} ACLs that name"
+        echo(f"{name} has {rules} it already: `tailrace acl list --principal User:{name}`")
+    elif role is None:
         echo(f"{name} may do nothing yet: `tailrace acl add --principal User:{name} ...` allows it")
 
 
@@ -185,11 +194,12 @@ def _shown_key(key: dict[str, Any], now: dt.datetime) -> str:
 @click.option("--admin/--no-admin", default=None, help="Whether it may do everything.")
 @click.option("--member-of", multiple=True, metavar="GROUP", help="Its groups of users.")
 @click.option("--account", multiple=True, help="Its accounts of the appliance's host.")
+@click.option("--force", is_flag=True, help="Even for the last administrator.")
 @place_options
 @json_option
 def set_(
     name: str, admin: bool | None, member_of: tuple[str, ...], account: tuple[str, ...],
-    bootstrap: str, data_dir: str | None, as_json: bool,
+    force: bool, bootstrap: str, data_dir: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Change a user. What is not given stays.
 
@@ -198,9 +208,11 @@ def set_(
       tailrace user set billing --member-of finance --account 1001
     """
     with users_at(bootstrap, data_dir) as users:
-        found = users.alter_user(
-            name, admin=admin, groups=member_of or None, accounts=account or None
-        )
+        found = _or_own_end(
+            lambda: users.alter_user(
+                name, admin=admin, groups=member_of or None, accounts=account or None, force=force
+            ), name, bootstrap, data_dir,
+        )  # fmt: skip
     _report(found, f"changed {name}", as_json)
 
 
@@ -208,11 +220,12 @@ def set_(
 @click.argument("name")
 @click.option("--remove", is_flag=True, help="The user has no password from now on.")
 @password_options
+@click.option("--force", is_flag=True, help="Even for the last administrator.")
 @place_options
 @json_option
 def passwd(
     name: str, remove: bool, asks_password: bool, password_file: str | None, password_stdin: bool,
-    bootstrap: str, data_dir: str | None, as_json: bool,
+    force: bool, bootstrap: str, data_dir: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Set the password of a user, for Kafka clients and the console. Connections that were let in
     with the former one end within a second.
@@ -229,15 +242,16 @@ def passwd(
         asks = asks_password or not (password_file or password_stdin)
         fields = password_fields(given_password(asks, password_file, password_stdin) or "")
     with users_at(bootstrap, data_dir) as users:
-        found = users.alter_user(name, **fields)
+        found = users.alter_user(name, **fields, force=force)
     _report(found, f"{name} has {'no' if remove else 'a new'} password", as_json)
 
 
 @command.command()
 @click.argument("name")
+@click.option("--force", is_flag=True, help="Even for the last administrator.")
 @place_options
 @json_option
-def disable(name: str, bootstrap: str, data_dir: str | None, as_json: bool) -> None:
+def disable(name: str, force: bool, bootstrap: str, data_dir: str | None, as_json: bool) -> None:
     """Refuse a user, and end its connections, within a second.
 
     \b
@@ -245,7 +259,9 @@ def disable(name: str, bootstrap: str, data_dir: str | None, as_json: bool) -> N
       tailrace user disable billing
     """
     with users_at(bootstrap, data_dir) as users:
-        found = users.disable_user(name)
+        found = _or_own_end(
+            lambda: users.disable_user(name, force=force), name, bootstrap, data_dir
+        )
     _report(found, f"disabled {name}", as_json)
 
 
@@ -268,9 +284,12 @@ def enable(name: str, bootstrap: str, data_dir: str | None, as_json: bool) -> No
 @command.command()
 @click.argument("name")
 @click.option("--acls", "with_acls", is_flag=True, help="Remove the ACLs that name it, too.")
+@click.option("--force", is_flag=True, help="Even for the last administrator.")
 @place_options
 @json_option
-def delete(name: str, with_acls: bool, bootstrap: str, data_dir: str | None, as_json: bool) -> None:
+def delete(
+    name: str, with_acls: bool, force: bool, bootstrap: str, data_dir: str | None, as_json: bool
+) -> None:
     """Delete a user, and end its connections. A user of the same name has its ACLs, unless they are
     removed.
 
@@ -279,12 +298,23 @@ def delete(name: str, with_acls: bool, bootstrap: str, data_dir: str | None, as_
       tailrace user delete billing --acls
     """
     with users_at(bootstrap, data_dir) as users:
-        users.delete_user(name)
-        removed = users.remove_acls([{"principal": f"User:{name}"}]) if with_acls else []
+        named = {"principal": f"User:{name}"}
+        kept = _rules_of(users, name)
+        is_over = _or_own_end(
+            lambda: users.delete_user(name, force=force), name, bootstrap, data_dir
+        )  # fmt: skip
+        removed = users.remove_acls([named]) if with_acls and is_over is None else []
     if as_json:
         print_json({"deleted": name, "removed_acls": removed})
-    else:
-        echo(f"deleted {name}" + (f" and {len(removed)} ACLs" if with_acls else ""))
+        return
+    echo(f"deleted {name}" + (f" and {len(removed)} ACLs" if removed or with_acls else ""))
+    left = len(kept) - len(removed)
+    if left:
+        stays = "ACL that names it stays" if left == 1 else "ACLs that name it stay"
+        echo(
+            f"{left} {stays}, for a user of the same name: --acls removes them, or "
+            f"`tailrace acl remove --principal User:{name}`"
+        )
 
 
 @command.command()
@@ -327,9 +357,12 @@ def rotate(
 @command.command(name="remove-key")
 @click.argument("name")
 @click.argument("key")
+@click.option("--force", is_flag=True, help="Even for the last administrator.")
 @place_options
 @json_option
-def remove_key(name: str, key: str, bootstrap: str, data_dir: str | None, as_json: bool) -> None:
+def remove_key(
+    name: str, key: str, force: bool, bootstrap: str, data_dir: str | None, as_json: bool
+) -> None:
     """Remove a key, and end the connections that use it.
 
     \b
@@ -337,8 +370,37 @@ def remove_key(name: str, key: str, bootstrap: str, data_dir: str | None, as_jso
       tailrace user remove-key billing first
     """
     with users_at(bootstrap, data_dir) as users:
-        found = users.remove_user_key(name, key)
+        found = users.remove_user_key(name, key, force=force)
     _report(found, f"removed the key {key} of {name}", as_json)
+
+
+def _rules_of(users: UserAdmin, name: str) -> list[dict[str, Any]]:
+    """The rules that name the user; none if who asks may not see them."""
+    try:
+        return users.list_acls({"principal": f"User:{name}"})
+    except NotAuthorizedError:
+        return []
+
+
+def _or_own_end(
+    change: Callable[[], T], name: str, bootstrap: str, data_dir: str | None
+) -> T | dict[str, Any]:
+    """Make a change. One that ends the user who makes it ends its connection before the answer:
+    the refusal that follows says that it is done.
+    """
+    try:
+        return change()
+    except NotAuthenticatedError:
+        if data_dir is not None or not bootstrap.startswith(SCHEME):
+            raise
+        own = resolve(bootstrap).credentials
+        if own is None or own.user != name:
+            raise
+    echo(
+        f"you were {name}: the way back is the appliance's host, as its account, "
+        "`tailrace user add NAME --role admin --out FILE --data-dir DIR` (or user enable, user set)"
+    )
+    return {"user": name, "ended": True}
 
 
 def _report(found: dict[str, Any], sentence: str, as_json: bool) -> None:

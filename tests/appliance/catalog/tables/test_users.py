@@ -101,7 +101,7 @@ def test_a_user_is_added_changed_and_deleted(bench: Bench) -> None:
     shown = bench.alter("a", "enable")["user"]
     assert (shown["admin"], shown["disabled"], shown["groups"]) == (True, False, [])
     assert not shown["has_password"]
-    bench.alter("a", "delete")
+    bench.alter("a", "delete", force=True)
     assert bench.names() == []
     assert bench.published[-1] == {"removed_users": ["a"]}
 
@@ -231,7 +231,7 @@ def test_the_first_administrator_is_made_once_and_comes_back_with_its_context(
     assert admin.is_admin
     bench.commands.ensure_administrator(str(tmp_path), "tcp://0.0.0.0:7420")
     assert count_users(bench.catalog.database) == 1
-    bench.alter("admin", "delete")  # as if the catalog were lost
+    bench.alter("admin", "delete", force=True)  # as if the catalog were lost
     bench.commands.ensure_administrator(str(tmp_path), "tcp://0.0.0.0:7420")
     [again] = read_users(bench.catalog.database)
     assert again.keys[0].public == admin.keys[0].public
@@ -291,6 +291,51 @@ def test_gateways_alone_get_what_proves_a_password(bench: Bench) -> None:
     assert (stored.password_hash, stored.scram) == ("", ())
     with pytest.raises(InvalidRequestError, match="iterations"):
         bench.alter("a", "set", scram_credentials=[{"mechanism": SHA_256}])
+
+
+@pytest.mark.parametrize(
+    ("action", "fields"),
+    [
+        ("delete", {}), ("disable", {}), ("set", {"admin": False}), ("set", {"password_hash": ""}),
+        ("remove_key", {"key_name": "k"}),
+    ],
+)  # fmt: skip
+def test_the_last_administrator_stays_unless_the_request_forces_it(
+    bench: Bench, action: str, fields: dict[str, Any]
+) -> None:
+    """One who is disabled, whose key has expired or who has no credential is none."""
+    credential = (
+        {"password_hash": HASH}
+        if "password_hash" in fields
+        else {"keys": [{"name": "k", "public": key()}]}
+    )
+    fields = {"password_hash": None} if "password_hash" in fields else fields
+    bench.alter("last", "add", admin=True, **credential)
+    bench.alter("off", "add", admin=True, accounts=[7])
+    bench.alter("off", "disable")
+    late = {"name": "k", "public": key(), "expires_us": 76}
+    bench.alter("expired", "add", admin=True, keys=[late])
+    bench.alter("bare", "add", admin=True)
+    bench.alter("plain", "add", accounts=[8])
+    before, count = bench.ask(Api.LIST_USERS), len(bench.published)
+    with pytest.raises(InvalidRequestError, match="last is the last administrator"):
+        bench.alter("last", action, **fields)
+    with pytest.raises(InvalidRequestError, match="force must be"):
+        bench.alter("last", action, force=1, **fields)
+    assert (bench.ask(Api.LIST_USERS), len(bench.published)) == (before, count)
+    bench.alter("last", action, force=True, **fields)
+    assert bench.ask(Api.LIST_USERS) != before
+    bench.alter("off", "enable")
+    bench.alter("bare", "delete")
+
+
+def test_an_administrator_beside_another_one_goes_without_force(bench: Bench) -> None:
+    for name, account in (("a", 7), ("b", 8)):
+        bench.alter(name, "add", admin=True, accounts=[account])
+    bench.alter("a", "delete")
+    with pytest.raises(InvalidRequestError, match="--force"):
+        bench.alter("b", "delete")
+    assert bench.names() == ["b"]
 
 
 # ---- files ---------------------------------------------------------------------------------------

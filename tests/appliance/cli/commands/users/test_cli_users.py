@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
+from shm.rights.server_keys import ensure_keys
 from tailrace import Admin, NewTopic
 from tailrace.embedded_appliance import start_embedded
 from tests.kit.appliances.secured import Place, Users, admin_address, secured, server_key
@@ -120,6 +121,58 @@ def test_rules_are_added_listed_and_removed(users: Users) -> None:
         ("user", "add", "x"), ("user", "add", "x", "--account", "1", "--role", "producer"),
     ):  # fmt: skip
         text(users, *arguments, status=2)
+
+
+def test_rules_that_outlive_their_user_are_named_when_it_goes_and_when_it_comes_again(
+    users: Users,
+) -> None:
+    add = ("user", "add", "heir", "--account", "54322")
+    assert "may do nothing yet" in text(users, *add)
+    text(
+        users, "acl", "add", "--principal", "User:heir", "--operation", "read", "--topic", "a",
+        "--topic", "b",
+    )  # fmt: skip
+    told = text(users, "user", "delete", "heir")
+    assert "2 ACLs that name it stay" in told
+    assert "--acls" in told
+    told = text(users, *add)
+    assert "heir has 2 ACLs that name it already" in told
+    assert "may do nothing" not in told
+    assert text(users, "user", "delete", "heir", "--acls") == "deleted heir and 2 ACLs\n"
+
+
+def test_the_last_administrator_is_deleted_by_force_alone_and_is_told_the_way_back(
+    tmp_path: pathlib.Path,
+) -> None:
+    directory = str(tmp_path / "data")
+    appliance = start_embedded(data_dir=directory, settings={"security.enabled": "true"})
+    try:
+        own = Place(admin_address(appliance))
+        for arguments in (("delete",), ("disable",), ("set", "--no-admin")):
+            refused = run(own, "user", arguments[0], "admin", *arguments[1:], status=1)  # type: ignore[arg-type]
+            assert b"last administrator" in refused.stderr
+        gone = run(own, "user", "delete", "admin", "--force")  # type: ignore[arg-type]
+        assert b"deleted admin" in gone.stderr
+        out = str(tmp_path / "a.context")
+        run(None, "user", "add", "a", "--role", "admin", "--out", out, "--data-dir", directory)
+        with Admin(f"context:{out}#{appliance.address}") as admin:
+            assert [user["name"] for user in admin.list_users()] == ["a"]
+    finally:
+        appliance.stop()
+
+
+def test_a_token_and_server_keys_are_the_standard_output(tmp_path: pathlib.Path) -> None:
+    directory = tmp_path / "data"
+    directory.mkdir(mode=0o700)
+    place = ("--data-dir", str(directory))
+    ensure_keys(str(directory), "tcp://127.0.0.1:7420")
+    token = run(None, "token", "add", "prometheus", *place)
+    assert len(token.stdout.split()) == 1
+    assert token.stderr == b""
+    [first] = run(None, "server-key", "show", *place).stdout.split()
+    [following] = run(None, "server-key", "rotate", *place).stdout.split()
+    assert run(None, "server-key", "show", *place).stdout.split() == [first, following]
+    assert run(None, "server-key", "finish", *place).stdout.split() == [following]
 
 
 def test_the_server_key_is_shown(users: Users) -> None:
