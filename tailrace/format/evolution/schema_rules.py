@@ -39,6 +39,8 @@ ALIAS_KEY = "tailrace.alias"
 DEFAULT_KEY = "tailrace.default"
 """Metadata of a column: its value in rows older than it, as JSON."""
 DEFAULT_MAX_BYTES = 4096
+SHOWN_MAX = 300
+"""Characters of a name or of names that a sentence shows."""
 MODES = ("backward", "forward", "full", "none")
 TIME_COLUMN = "timestamp"
 _INT, _FLOAT, _TEXT, _BOOL, _DATE, _TIMESTAMP = 2, 3, 5, 6, 8, 10
@@ -309,14 +311,24 @@ def check(
         if mode not in RULES[step]:
             raise InvalidSchemaError(_refusal(step, name, detail, mode))
     _check_time(before, after)
-    names = {field.name for field in before}
+    known = {field.name: field.alias for field in before}
     aliases = dict[str, str]()
     for field in after:
         if field.default is not None:
             _check_default(field)
         alias = field.alias
-        if alias is None or field.name in names or alias not in names:
-            continue  # said in an earlier version, or of no column
+        if alias is None or alias in (field.name, known.get(field.name)):
+            continue  # of itself, or said in the version before
+        if alias not in known:
+            raise InvalidSchemaError(
+                f"column {field.name!r} has the alias {alias[:SHOWN_MAX]!r}, and the topic has no "
+                f"column {alias[:SHOWN_MAX]!r}; it has {', '.join(known)[:SHOWN_MAX]}"
+            )
+        if field.name in known:
+            raise InvalidSchemaError(
+                f"column {field.name!r} has the alias {alias!r}, and exists already with values of "
+                "its own: rename to a new name, or leave the alias out"
+            )
         if any(other.name == alias for other in after):
             raise InvalidSchemaError(
                 f"column {field.name!r} has the alias {alias!r}, and the schema still has a column "

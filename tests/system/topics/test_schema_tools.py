@@ -106,6 +106,14 @@ def test_a_file_that_does_not_fit_is_refused_with_a_sentence(
         running, "topic", "alter", "refused", "--schema", file, "--rename", "a=b", status=2
     )  # fmt: skip
     assert b"the file has no column 'b'" in done.stderr
+    misspelt = tmp_path / "misspelt.jsonl"
+    misspelt.write_text('{"id": 1, "headline": "x", "price": 1.0}\n')
+    done = run(
+        running, "topic", "alter", "refused", "--schema", str(misspelt), "--rename",
+        "titel=headline", status=1,
+    )  # fmt: skip
+    assert b"the topic has no column 'titel'; it has id, title, price" in done.stderr
+    assert len(shown(running, "topic", "schema", "refused")["versions"]) == 2
     run(running, "topic", "create", "plain")
     assert b"no schema of its own" in run(running, "topic", "schema", "plain", status=2).stderr
 

@@ -113,6 +113,12 @@ def test_large_types_are_the_plain_ones() -> None:
             (field("c", pa.int32(), alias="a"), field("d", pa.int32(), alias="a"), B),
             "'c' and 'd' both have the alias 'a'",
         ),
+        (
+            (A, field("c", pa.utf8(), alias="d")),
+            "has the alias 'd', and the topic has no column 'd'; it has a, b",
+        ),
+        ((A, B, field("c", pa.utf8(), alias="d")), "the topic has no column 'd'; it has a, b"),
+        ((field("a", pa.int32(), alias="b"),), "'a' has the alias 'b', and exists already"),
         ((A, B, field("c", pa.int8(), default="300")), "'c' has the default '300'"),
         ((A, B, field("c", pa.int8(), default="{")), "'c' has the default '{'"),
         ((A, B, field("c", pa.int8(), default="true")), "'c' has the default 'true'"),
@@ -126,6 +132,13 @@ def test_an_alias_or_a_default_that_says_nothing_is_refused(
 ) -> None:
     with pytest.raises(InvalidSchemaError, match=re.escape(said)):
         check(message(A, B), message(*new), "none")
+
+
+def test_an_alias_of_an_earlier_version_stays_in_later_ones() -> None:
+    renamed = message(A, field("c", pa.utf8(), alias="b"))
+    check(message(A, B), renamed, "backward")
+    later = message(A, field("c", pa.utf8(), alias="b"), field("d", pa.int8()))
+    assert [step for step, _, _ in check(renamed, later, "backward")] == [Step.ADD]
 
 
 def test_the_time_column_stays() -> None:
