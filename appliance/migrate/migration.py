@@ -23,6 +23,8 @@ from appliance.migrate.plan import (
     check_topic,
     chosen_topics,
     partitions_of,
+    taken_sentence,
+    unmapped_partitions,
 )
 from appliance.migrate.session import Counts, Session, Source, Target
 from appliance.migrate.topic_settings import Mapped
@@ -159,11 +161,30 @@ class Migration:
             raise MigrationError(str(error)) from None
         finally:
             source.close()
+        self._refuse_taken(plans, existing, journal)
         for plan in plans:
             found = [bounds[each] for each in partitions_of([plan])]
             plan.first = min((first for first, _ in found), default=0)
             plan.offset_count = sum(end - first for first, end in found)
         return plans
+
+    def _refuse_taken(
+        self, plans: Sequence[TopicPlan], existing: Mapping[str, int], journal: Journal
+    ) -> None:
+        """Note topics of the target with records of others."""
+        asked = unmapped_partitions(plans, existing, journal)
+        if self.options.appends or not asked:
+            return
+        try:
+            ends = self.target.ends(asked)
+        except InterruptedSessionError as error:
+            raise MigrationError(str(error)) from None
+        taken = {partition.topic for partition, end in ends.items() if end}
+        for plan in plans:
+            if plan.source.name in taken:
+                plan.refusals.append(
+                    taken_sentence(plan.source.name, keeps_offsets=plan.keeps_offsets)
+                )
 
     # ---- the copy --------------------------------------------------------------------------------
 

@@ -121,7 +121,36 @@ def check_topic(
             "--name, with a new topic in the target."
         )
     if appends and plan.exists:
-        plan.mapped.notes.append("records are appended to those of the target; offsets are mapped")
+        plan.mapped.notes.append(
+            "records are appended to those of the target; offsets are mapped"
+            if plan.keeps_offsets
+            else "all records are written behind those of the target, also those that once came "
+            "from it"
+        )
+
+
+def unmapped_partitions(
+    plans: Sequence[TopicPlan], existing: Mapping[str, int], journal: Journal
+) -> list[TopicPartition]:
+    """Partitions that the target has and whose copy has not begun."""
+    return [
+        each
+        for each in partitions_of(plans)
+        if each.partition < existing.get(each.topic, 0)
+        and (each not in journal.maps or journal.maps[each].mode is Mode.NEW)
+    ]
+
+
+def taken_sentence(topic: str, *, keeps_offsets: bool) -> str:
+    """The refusal of a topic of the target that has records of others."""
+    advice = (
+        "Delete it there, or append with --append, which maps offsets."
+        if keeps_offsets
+        else "Delete it in Kafka first; --append would write all records again behind those."
+    )
+    return (
+        f"the topic {topic} of the target has records that this migration did not bring. {advice}"
+    )
 
 
 def partitions_of(plans: Sequence[TopicPlan]) -> list[TopicPartition]:

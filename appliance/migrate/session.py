@@ -21,6 +21,7 @@ from typing import Protocol
 from appliance.migrate.errors import MigrationError
 from appliance.migrate.journal import Entry, Journal, begin_entry, open_entry, runs_entry
 from appliance.migrate.offset_map import Mode
+from appliance.migrate.plan import taken_sentence
 from appliance.migrate.rows import LastRow, Rows, paired, runs_of
 from shm.crash_points import crash_point
 from tailrace.core.topic_partition import TopicPartition
@@ -148,10 +149,7 @@ class Session:
         begun = [each for each in partitions if self.journal.map_of(each).mode is Mode.NEW]
         taken = sorted({each.topic for each in begun if ends[each]})
         if taken and not self._appends:
-            raise MigrationError(
-                f"the topic {taken[0]} of the target has records that this migration did not "
-                "bring. Delete it there, or append with --append, which maps offsets."
-            )
+            raise MigrationError(taken_sentence(taken[0], keeps_offsets=self.target.writes_plainly))
         entries = [
             begin_entry(each, self._topic_ids.get(each.topic, ""), bounds[each][0], ends[each])
             for each in begun

@@ -116,6 +116,19 @@ def test_an_open_transaction_refuses_the_switch_back(back: Houses, topic: str) -
     assert back.same_records(topic)
 
 
+def test_the_old_topic_in_kafka_is_refused_by_the_plan(back: Houses, topic: str) -> None:
+    back.create(topic)
+    back.produce(topic, range(5))
+    with Admin(back.target.address) as admin, Producer(back.target.address) as producer:
+        admin.create_topics([NewTopic(topic)])
+        producer.send(topic, b"older").result(10)
+    for arguments in ((), ("--plan",)):
+        sentences = migrate(back, "run", "--topics", topic, *arguments, status=1)
+        assert "did not bring. Delete it in Kafka first; --append would write" in sentences
+    back.create(f"{topic}.new")
+    migrate(back, "run", "--topics", f"{topic}.new", "--plan")
+
+
 def test_a_typed_topic_is_refused(back: Houses, topic: str) -> None:
     with Admin(back.source.address) as admin:
         admin.create_topics([NewTopic(topic, schema=pa.schema([("n", pa.int64())]))])
