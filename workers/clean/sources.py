@@ -6,6 +6,8 @@ Invariants:
 - Every batch is verified by both checksums, its range touches the one before, and its values are
   valid Arrow, before a row of it is used.
 - Control batches and batches of aborted transactions have no rows here.
+- A segment with transactional batches has an index of transactions. Without one it is not known
+  which of them were aborted, so the segment counts as unreadable.
 """
 
 from __future__ import annotations
@@ -94,6 +96,10 @@ class SourceReader:
                     header = verify_batch(memoryview(data), self._seed)
                     if header.base_offset != following:
                         raise BatchFormatError(f"the batch has offset {header.base_offset}")
+                    if header.is_transactional and not segment.has_transactions:
+                        raise BatchFormatError(
+                            "the batch is of a transaction, and the segment has no index of them"
+                        )
                 except BatchFormatError as error:
                     raise UnreadableError(
                         f"{path} at byte {position}, offset {following}: {error}"

@@ -12,6 +12,9 @@ to merge.
 
 Invariants:
 - One job at a time. A log has no second job before the runs of the first are swapped or given up.
+- A log of which a segment was not checked since the start (`workers.log.index_scrubber`) waits for
+  it; merging goes on with its other segments.
+- A swap that is decided is finished, whatever becomes of its topic's settings.
 - A log that cannot be cleaned is shown as such, with its reason in the log, and the part before the
   damage is cleaned on.
 
@@ -32,6 +35,7 @@ from shm.tables.control import ProcessSlot
 from workers.flush.cleaning.job_orders import CleaningSettings as CleaningSettings
 from workers.flush.cleaning.job_orders import job_of
 from workers.flush.cleaning.outcomes import log_done, note_unreadable
+from workers.flush.cleaning.segment_heads import SegmentHeads
 from workers.flush.cleaning.segment_swapper import SegmentSwapper
 from workers.flush.cleaning.watched_log import (
     MERGE_RANK,
@@ -54,7 +58,10 @@ from workers.segment.segment_swap import remove_cleaned
 logger = logging.getLogger(__name__)
 
 SEAL_RETRY_MS = 50
-"""Wait for a group of the log that is in progress, where a request wants its segment sealed."""
+"""Wait for a group of the log that is in progress, where a request wants its segment sealed, and
+for the scrubber, where a request wants segments cleaned.
+"""
+NOTHING = Cleanable((), 0)
 
 
 class CleanerLink(NamedTuple):
@@ -83,11 +90,12 @@ class Compaction:
         link: CleanerLink,
         now_us: Callable[[], int],
         seal: Callable[[PartitionLog], bool],
+        retain: Callable[[PartitionLog], int],
         error_handler: CountedErrorHandler,
         reserve_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`seal`: closes the active segment of a log. `reserve_bytes`: with less free space than
-        this the data directory counts as full.
+        """`seal`: closes the active segment of a log. `retain`: deletes expired segments.
+        `reserve_bytes`: with less free space than this the data directory counts as full.
         """
         self._reserve_bytes = reserve_bytes
         self._error_handler = error_handler
@@ -101,9 +109,12 @@ class Compaction:
         self._link = link
         self._now_us = now_us
         self._seal = seal
+        self._retain = retain
         self.settings = CleaningSettings()
         self._watched: dict[int, WatchedLog] = {}
         """By slot."""
+        self._heads: dict[int, SegmentHeads] = {}
+        """By slot, of logs that are watched or were."""
         self._job: CleaningJob | None = None
         self._job_slot = -1
         self._run_count = 0
@@ -123,23 +134,31 @@ class Compaction:
         slot = log.assignment.slot
         known = self._watched.get(slot)
         is_cleaned = is_compacted(log)
-        is_needed = log.is_open and (is_cleaned or has_segments_to_merge(log))
+        is_needed = log.is_open and (is_cleaned or log.is_swapping or has_segments_to_merge(log))
         if known is not None and (
             known.log is not log or not is_needed or known.is_compacted != is_cleaned
         ):
-            self.forget(slot)
+            self._leave(slot)
             if known.log is log:
                 log.cleaning = NOT_CLEANED
                 self._logs.publish(log)
             known = None
         if is_needed and known is None:
-            self._watched[slot] = WatchedLog(log, self._files, is_cleaned)
+            heads = self._heads.get(slot)
+            if heads is None or heads.log is not log:
+                heads = self._heads[slot] = SegmentHeads(log)
+            self._watched[slot] = WatchedLog(log, heads, is_cleaned)
             self._set_timer(0)
         elif is_needed and is_cleaned:
             self._set_timer(0)
 
     def forget(self, slot: int) -> None:
-        """Leave a log that was closed or deleted, or has nothing to clean any more."""
+        """Leave a log that was closed or deleted."""
+        self._heads.pop(slot, None)
+        self._leave(slot)
+
+    def _leave(self, slot: int) -> None:
+        """Leave a log, which may have nothing to clean any more."""
         known = self._watched.pop(slot, None)
         if known is None:
             return
@@ -179,7 +198,7 @@ class Compaction:
 
     def _on_timer(self) -> int:
         self._timer = None
-        if not self._watched:
+        if not self._watched and not any(log.is_swapping for log in self._logs.all()):
             self._end_job()
             return 0
         self._set_timer(self.settings.check_ms)
@@ -234,12 +253,27 @@ class Compaction:
             self._end_job()
             self._swapper.give_up(known)
 
+    def _finish_swap(self, log: PartitionLog) -> None:
+        """Finish the swap of a log if its run is not known here any more."""
+        known = self._watched.get(log.assignment.slot)
+        if known is not None and known.pending:
+            return  # it is swapped with the runs behind it
+        try:
+            self._swapper.finish(log)
+        except AssertionError:
+            raise
+        except Exception as error:
+            self._error_handler.on_error(f"directory={log.directory}", error)
+
     # ---- choosing --------------------------------------------------------------------------------
 
     def _check(self) -> None:
         """Look at all logs; begin a job if there is none."""
         now_us = self._now_us()
         self._jumps.observe(now_us, self._now_ns)
+        swapping = [log for log in self._logs.all() if log.is_swapping]
+        for log in swapping:
+            self._finish_swap(log)
         best: tuple[Rank, WatchedLog] | None = None
         for known in list(self._watched.values()):
             try:
@@ -256,6 +290,9 @@ class Compaction:
                 self._set_aside(best[1], error)
         if self._job is None:
             self._end_job()
+        for log in swapping:
+            if not log.is_swapping:
+                self._retain(log)  # it has waited for the swap
 
     def _examine(self, known: WatchedLog, now_us: int) -> Rank | None:
         """Do what is due of a log. Returns its urgency, None if it needs no job now."""
@@ -268,6 +305,8 @@ class Compaction:
         part = known.part(now_us, self._jumps.moved)
         is_at_rest = self._is_at_rest(known)
         rank = None
+        if known.is_requested and log.unscrubbed:
+            self._set_timer(SEAL_RETRY_MS)
         if is_at_rest and not log.refusal and self._now_ns >= known.retry_ns:
             rank = known.rank(part, now_us, self._jumps.moved)
         if is_at_rest and known.goal >= 0 and not known.is_due_by_request(part):
@@ -288,7 +327,7 @@ class Compaction:
         if known.mergeable():
             return MERGE_RANK
         if not known.to_merge():
-            self.forget(log.assignment.slot)
+            self._leave(log.assignment.slot)
         return None
 
     def _seal_due(self, known: WatchedLog, now_us: int) -> None:
@@ -329,7 +368,7 @@ class Compaction:
             if log.live is None:
                 log.roll()  # the newest segment is not cleaned: a start reads its headers
                 self._logs.publish(log)
-            part = known.part(now_us, self._jumps.moved)
+            part = known.part(now_us, self._jumps.moved) if known.is_compacted else NOTHING
             segment_bytes = int(log.assignment.settings["segment.bytes"])
             cut = (
                 runs(part.segments, segment_bytes)

@@ -182,7 +182,9 @@ class Flusher:
             check_interval_ms=settings.retention_check_ms,
             make_compaction=None if cleaner is None else self._make_compaction,
         )
-        self._chores = Chores(self._logs, self._commit, self._wheel, self._log_cleaner.retain)
+        self._chores = Chores(
+            self._logs, self._commit, self._wheel, self._log_cleaner.retain, lambda: self._now_ns
+        )  # fmt: skip
         self._jumps = jumps
         self._now_us = now_us
         self._feed = CatalogFeed(
@@ -316,7 +318,7 @@ class Flusher:
             CleanerLink(
                 self._slot, cleaner.cell(ProcessWord.CLEANING_REPORTS).load, self._ring_cleaner
             ),
-            self._now_us, log_cleaner.seal, self._error_handler,
+            self._now_us, log_cleaner.seal, log_cleaner.retain, self._error_handler,
             lambda: self._space.reserve_bytes,
         )  # fmt: skip
         made.settings = self._cleaning_settings()
@@ -463,7 +465,7 @@ class Flusher:
         for log in group.touched.values():
             log.settled()
             if not log.refusal:
-                self._chores.write_transaction_indexes(log, self._now_ns)
+                self._chores.write_transaction_indexes(log)
                 log.raise_watermark()
                 self._logs.publish(log)
         crash_point("flusher.after_verdicts")

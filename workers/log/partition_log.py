@@ -651,38 +651,51 @@ class PartitionLog:
     def swap(self, run: CleanedRun) -> bool:
         """Replace a run of sealed segments by the cleaned segment that lies beside them, as one
         durable step. Returns False, with nothing changed, if the segments are not those of the
-        run any more. Raises OSError; then call it again with the same run: once the swap is
-        decided, it is finished.
+        run any more. Raises OSError. Once the swap is decided (`is_swapping`), it belongs to the
+        log, and `finish_swap` finishes it; a call with the same run does so, too.
         """
-        if self._swap is None:
-            if self.assignment.departing:
-                return False  # its copy has the segments of now
-            known = [self.sealed.get(base) for base, _ in run.replaced]
-            if (
-                [segment and [segment.base, segment.size] for segment in known] != run.replaced
-                or self.following_base(run.replaced[-1][0]) != run.end
-                or run.replaced[-1][0] >= self.newest_base
-                or run.end > self.last_stable_offset
-            ):
-                return False
-            self.checkpoint(sync=True)  # none before the run was sealed may be the newest
-            crash_point("flusher.before_swap")
-            segment_swap.write_intent(self._files, self.directory, run)
-            self._swap = run
-            crash_point("flusher.after_swap_intent")
+        decided = self.finish_swap()
+        if decided == run:
+            return True
+        if self.assignment.departing:
+            return False  # its copy has the segments of now
+        known = [self.sealed.get(base) for base, _ in run.replaced]
+        if (
+            [segment and [segment.base, segment.size] for segment in known] != run.replaced
+            or self.following_base(run.replaced[-1][0]) != run.end
+            or run.replaced[-1][0] >= self.newest_base
+            or run.end > self.last_stable_offset
+        ):
+            return False
+        self.checkpoint(sync=True)  # none before the run was sealed may be the newest
+        crash_point("flusher.before_swap")
+        segment_swap.write_intent(self._files, self.directory, run)
+        self._swap = run
+        crash_point("flusher.after_swap_intent")
+        self.finish_swap()
+        return True
+
+    def finish_swap(self) -> CleanedRun | None:
+        """Finish a swap that is decided. Everything must be synced. Returns its run, None if there
+        is none. Raises OSError; then call it again.
+        """
         run = self._swap
+        if run is None:
+            return None
         segment_swap.carry_out(self._files, self.directory, run)
         crash_point("flusher.after_swap")
         for base, _ in run.replaced:
             if not run.has_transactions:
                 self.transaction_indexes.forget(base)
             self.sealed.pop(base, None)
-            if base in self.unscrubbed:
+            if (
+                base in self.unscrubbed and not run.has_transactions
+            ):  # the index that stays may lack
                 self.unscrubbed.remove(base)
         self.sealed[run.base] = run.sealed
         self.files_version += 1
         self._end_swap(run)
-        return True
+        return run
 
     def _end_swap(self, run: CleanedRun) -> None:
         """Let both checkpoints know the cleaned segment, then forget the intent. Raises OSError."""

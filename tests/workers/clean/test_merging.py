@@ -46,10 +46,21 @@ from tests.kit.log_files.compacted_logs import (
 )
 from tests.kit.log_files.logs import Bench, assignment, bench, simulated_regions
 from tests.kit.log_files.simdisk import SimDisk, SimFiles
+from workers.clean.sources import SourceReader, UnreadableError
+from workers.flush.cleaning.chores import Chores
+from workers.flush.cleaning.segment_heads import SegmentHeads
+from workers.flush.cleaning.watched_log import has_segments_to_merge
 from workers.flush.flusher import FlusherSettings
 from workers.log.retention import merging_rules
+from workers.log.retention.merging_rules import has_small_batches
+from workers.segment.cleaning_job import JobSegment
 from workers.segment.files import read_whole
-from workers.segment.segment_swap import CLEANED_INDEX_SUFFIX, CLEANED_SUFFIX, SWAP_FILE
+from workers.segment.segment_swap import (
+    CLEANED_INDEX_SUFFIX,
+    CLEANED_SUFFIX,
+    SWAP_FILE,
+    CleanedRun,
+)
 
 TYPED = pa.schema([("id", pa.int64()), ("name", pa.string()), ("price", pa.float64())])
 TIMED = pa.schema([("timestamp", pa.timestamp("us", "UTC")), ("id", pa.int64())])
@@ -389,3 +400,145 @@ def test_rows_of_a_typed_topic_keep_their_times(tmp_path: pathlib.Path, schema: 
         after = stored(b, schema)
         assert repr(after.records) == repr(before.records)  # NaN
         assert after.batch_count < before.batch_count
+
+
+def test_a_segment_without_its_transaction_index_is_merged_when_the_index_was_made_again(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its aborted records would count as committed."""
+    with bench(str(tmp_path)) as b:
+        world = World(b, random.Random(1), merging())
+        batches(world, 120)
+        markers_of(world)
+        before = stored(b)
+        assert not all(record.is_committed for record in before.records.values())
+        b.kill_flusher()
+        remove_transaction_indexes(b)
+        with monkeypatch.context() as patched:
+            patched.setattr(Chores, "run_idle_work", lambda _: 0)  # the flusher is never idle
+            world.settle()
+            world.clean()
+            assert b.table.read(0).files_version == 0
+        world.clean()
+        assert b.table.read(0).files_version > 0
+        check(world, before)
+
+
+def test_a_transactional_batch_of_a_segment_without_an_index_is_unreadable(
+    tmp_path: pathlib.Path,
+) -> None:
+    with bench(str(tmp_path)) as b:
+        world = World(b, random.Random(1), merging())
+        batches(world, 120)
+        markers_of(world)
+        log = b.flusher._logs.all()[0]
+        first = log.closed_segments()[0]
+        reader = SourceReader(b.files, log.directory, {1: DEFAULT_SCHEMA}, SEED)
+        segment = JobSegment(
+            first.base, log.following_base(first.base), first.size, is_cleaned=False,
+            has_transactions=True,
+        )  # fmt: skip
+        assert len(list(reader.read(segment))) == first.batch_count
+        without = segment._replace(has_transactions=False)
+        for read in (reader.read, reader.read_bytes):
+            with pytest.raises(UnreadableError, match="the segment has no index of them"):
+                list(read(without))
+
+
+def test_a_merged_segment_that_the_scrubber_has_not_met_is_still_checked(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with bench(str(tmp_path)) as b:
+        world = World(b, random.Random(8), merging())
+        batches(world, 120)
+        markers_of(world)
+        world.settle()
+        log = b.flusher._logs.all()[0]
+        swap = log.swap
+
+        def swap_unscrubbed(run: CleanedRun) -> bool:
+            log.unscrubbed.append(run.base)
+            return swap(run)
+
+        monkeypatch.setattr(log, "swap", swap_unscrubbed)
+        monkeypatch.setattr(Chores, "run_idle_work", lambda _: 0)
+        world.clean()
+        assert log.files_version > 0
+        assert (
+            log.unscrubbed
+            == [s.base for s in log.closed_segments() if s.has_transactions][: len(log.unscrubbed)]
+        )
+        assert log.unscrubbed
+
+
+def test_heads_are_read_once_and_an_unreadable_segment_has_one_job(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with bench(str(tmp_path)) as b:
+        world = World(b, random.Random(9), merging())
+        batches(world, 200)
+        markers_of(world)
+        path = pathlib.Path(b.segment_paths()[1])
+        data = bytearray(path.read_bytes())
+        data[9_000] ^= 0xFF
+        path.write_bytes(data)
+        world.clean()
+        caplog.clear()
+        cleaner = b.flusher._log_cleaner
+        (log,) = b.flusher._logs.all()
+        assert has_segments_to_merge(log), "by what is known without reading"
+        monkeypatch.setattr(SegmentHeads, "_read", lambda _, base: pytest.fail(f"read {base}"))
+        jobs = cleaner_jobs(b)
+        for _ in range(3):
+            cleaner.retain(log)
+            world.clean()
+        assert cleaner_jobs(b) == jobs
+        assert "segment_not_merged" not in caplog.text
+
+
+def test_only_segments_with_small_batches_have_their_heads_read(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with bench(str(tmp_path)) as b:
+        world = World(b, random.Random(9), merging(small_batch_bytes=1_000))
+        for number in range(40):
+            rows = some_rows(number)
+            if number >= 25:
+                rows = default_rows([TIME_US], [b"k"], [b"v" * 8_000], None)
+            special(world, rows, None, first_timestamp_us=TIME_US, max_timestamp_us=TIME_US)
+            world.settle()
+        log = b.flusher._logs.all()[0]
+        segments = log.closed_segments()
+        small = [each.base for each in segments if has_small_batches(each, 1_000)]
+        assert 0 < len(small) < len(segments)
+        read, lengths = list[int](), list[int]()
+        head, read_at = SegmentHeads._read, b.files.read_at
+
+        def counted(heads: SegmentHeads, base: int) -> Any:
+            read.append(base)
+            with monkeypatch.context() as patched:
+                patched.setattr(b.files, "read_at", measured)
+                return head(heads, base)
+
+        def measured(fd: int, length: int, position: int) -> bytes:
+            lengths.append(length)
+            return read_at(fd, length, position)
+
+        monkeypatch.setattr(SegmentHeads, "_read", counted)
+        world.clean()
+        assert sorted(read) == small
+        assert max(lengths) < 4_096, "no more than the metadata of the first batch"
+
+
+def cleaner_jobs(b: Bench) -> int:
+    flusher = Control(b.regions["control"]).process(Role.FLUSHER, 0)
+    return flusher.load(ProcessWord.CLEANING_JOBS)
+
+
+def remove_transaction_indexes(b: Bench) -> None:
+    """Remove the indexes of all sealed segments, and what a start knows of them."""
+    directory = pathlib.Path(b.directory) / "t-0"
+    for path in sorted(directory.glob(f"*{TRANSACTION_INDEX_SUFFIX}"))[:-1]:
+        path.unlink()
+    for path in directory.glob("checkpoint*"):
+        path.unlink()

@@ -19,6 +19,7 @@ from shm.tables.control import Control
 from shm.tables.partition_table import CleaningState
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.segments.segment import file_name, segment_bases
+from tailrace.format.segments.transaction_index import TRANSACTION_INDEX_SUFFIX
 from tests.kit.batches import TOPIC_ID
 from tests.kit.log_files.compacted_logs import (
     CLEANER_POINTS,
@@ -32,6 +33,7 @@ from tests.kit.log_files.compacted_logs import (
 )
 from tests.kit.log_files.logs import Bench, bench, simulated_regions
 from tests.kit.log_files.simdisk import SimDisk, SimFiles
+from workers.flush.cleaning.chores import Chores
 from workers.flush.flusher import FlusherSettings
 from workers.segment.segment_swap import CLEANED_INDEX_SUFFIX, CLEANED_SUFFIX, SWAP_FILE
 
@@ -274,3 +276,33 @@ def test_the_worker_refuses_a_record_without_a_key(tmp_path: pathlib.Path) -> No
         b.send(encoded([b"k", b""], [b"1", b"2"], "none"))
         b.settle()
         assert [result for result, _ in b.answers()] == [int(ErrorCode.INVALID_RECORD), 0]
+
+
+def test_compaction_waits_until_missing_transaction_indexes_are_made_again(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Aborted records would supersede committed ones."""
+    with bench(str(tmp_path)) as b:
+        world = World(b, random.Random(1))
+        batches(world, 120, 400)
+        for who in list(world.pending):
+            world.end(who, commits=True)
+        world.settle()
+        b.kill_flusher()
+        directory = tmp_path / "t-0"
+        for path in sorted(directory.glob(f"*{TRANSACTION_INDEX_SUFFIX}"))[:-1]:
+            path.unlink()
+        for path in directory.glob("checkpoint*"):
+            path.unlink()
+        with monkeypatch.context() as patched:
+            patched.setattr(Chores, "run_idle_work", lambda _: 0)  # the flusher is never idle
+            world.settle()
+            compaction = b.flusher._log_cleaner.compaction
+            assert compaction is not None
+            compaction.request((TOPIC_ID, 0), 1, b.now_ns)
+            world.clean()
+            assert b.table.read(0).files_version == 0
+            assert b.table.read(0).compaction_done == 0, "the request waits, too"
+        world.clean()
+        assert b.table.read(0).compaction_done == 1
+        world.check(cleaned=True)

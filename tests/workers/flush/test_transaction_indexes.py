@@ -29,6 +29,7 @@ from tests.kit.transactional.transactions import (
     headers_in,
     producer,
 )
+from workers.flush.cleaning.chores import INDEX_RETRY_NS
 from workers.flush.flusher import FlusherSettings
 from workers.log.producers.transaction_indexes import TransactionIndexes, WalkedTransactions
 from workers.segment.files import DiskFiles
@@ -267,9 +268,12 @@ class FailingIndexes(DiskFiles):
     def __init__(self) -> None:
         super().__init__()
         self.error = 0
+        self.attempts = 0
+        """Refused."""
 
     def open_for_write(self, path: str, *, exclusive: bool = False) -> int:
         if self.error and path.endswith(TRANSACTION_INDEX_SUFFIX):
+            self.attempts += 1
             raise OSError(self.error, os.strerror(self.error), path)
         return super().open_for_write(path, exclusive=exclusive)
 
@@ -341,3 +345,20 @@ def test_the_name_of_an_index_is_durable_with_its_entries() -> None:
         indexes.sync()
         path = f"/data/{file_name(0, TRANSACTION_INDEX_SUFFIX)}"
         assert all(path in disk.lose_power(random.Random(seed)).names for seed in range(9))
+
+
+def test_attempts_to_write_an_index_are_apart_from_the_last_one(tmp_path: pathlib.Path) -> None:
+    """A flusher that was held up does not make up for the attempts that it has missed."""
+    files = FailingIndexes()
+    with bench(str(tmp_path), files) as b:
+        filler = RingFiller(b.regions["ring"])
+        filler.data(3, A)
+        settle(b)
+        files.error = errno.EIO
+        filler.marker(A, 0, CONTROL_ABORT)
+        settle(b)
+        for held_up_ns in (10 * INDEX_RETRY_NS, INDEX_RETRY_NS + 1_000_000):
+            before = files.attempts
+            b.now_ns += held_up_ns
+            settle(b)
+            assert files.attempts == before + 1

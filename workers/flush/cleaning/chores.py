@@ -33,8 +33,10 @@ class Chores:
         commit: GroupCommit,
         wheel: TimingWheel[Task],
         retain: Callable[[PartitionLog], int],
+        now_ns: Callable[[], int],
     ) -> None:
-        """`retain`: see `LogCleaner`."""
+        """`retain`: see `LogCleaner`. `now_ns`: the time of the flusher's step."""
+        self._now_ns = now_ns
         self._logs = logs
         self._commit = commit
         self._wheel = wheel
@@ -42,7 +44,7 @@ class Chores:
         self._index_retries: set[LogKey] = set()
         """Logs with a timer to write their transaction indexes."""
 
-    def write_transaction_indexes(self, log: PartitionLog, now_ns: int) -> int:
+    def write_transaction_indexes(self, log: PartitionLog) -> int:
         """Write the log's missing entries of transaction indexes. On a full or failing disk it is
         tried again, and the last stable offset waits. Returns the amount of work done.
         """
@@ -59,16 +61,14 @@ class Chores:
             )  # fmt: skip
             if log.key not in self._index_retries:
                 self._index_retries.add(log.key)
-                self._wheel.add(
-                    now_ns + INDEX_RETRY_NS, lambda: self._retry(log, now_ns + INDEX_RETRY_NS)
-                )
+                self._wheel.add(self._now_ns() + INDEX_RETRY_NS, lambda: self._retry(log))
             return 0
         return 1
 
-    def _retry(self, log: PartitionLog, now_ns: int) -> int:
+    def _retry(self, log: PartitionLog) -> int:
         """Retry after a failure. Task of a timer."""
         self._index_retries.discard(log.key)
-        if self.write_transaction_indexes(log, now_ns) and not log.group and not log.refusal:
+        if self.write_transaction_indexes(log) and not log.group and not log.refusal:
             log.raise_stable()
             self._logs.publish(log)
         return 1

@@ -23,7 +23,7 @@ def note_unreadable(known: WatchedLog, report: CleaningReport) -> None:
             assignment.topic, assignment.partition, base, report.reason,
         )  # fmt: skip
     else:
-        known.unmergeable.add(base)
+        known.heads.note_unmergeable(base)
         logger.error(
             "segment_not_merged topic=%s partition=%d base=%d reason=%r",
             assignment.topic, assignment.partition, base, report.reason,

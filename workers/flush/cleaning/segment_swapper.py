@@ -6,6 +6,8 @@ Owner: `workers.flush.compaction`.
 Invariants:
 - Runs are swapped in their order. If one cannot be, those after it are given up: a run may lack
   what an earlier one still has.
+- A swap that is decided belongs to its log and is finished, even if the log is not watched any
+  more: until then retention removes nothing.
 
 Crash: see `workers.segment.segment_swap`.
 """
@@ -15,9 +17,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from workers.flush.cleaning.watched_log import Head, WatchedLog
+from workers.flush.cleaning.watched_log import WatchedLog
 from workers.flush.group_commit import GroupCommit
 from workers.log.log_set import LogSet
+from workers.log.partition_log import PartitionLog
 from workers.log.retention.leases import RetentionLeases
 from workers.segment.files import Files, is_shortage
 from workers.segment.segment_swap import remove_cleaned
@@ -62,25 +65,41 @@ class SegmentSwapper:
                     return
                 is_swapped = not log.refusal and log.swap(run)
             except OSError as error:
-                logger.warning(
-                    "segments_not_swapped directory=%s base=%d shortage=%s error=%r",
-                    log.directory, run.base, "yes" if is_shortage(error) else "no", str(error),
-                )  # fmt: skip
+                self._warn(log, run.base, error)
                 return
             if not is_swapped:
                 self._on_refused(known)
                 self.give_up(known)
                 return
             known.pending.pop(0)
-            head = known.heads.get(run.base, Head())
-            known.heads[run.base] = head._replace(
-                is_cleaned=known.is_compacted, is_merged=not known.is_compacted
-            )
+            known.heads.note_swapped(run, is_cleaned=known.is_compacted)
             self._logs.publish(log)
 
+    def finish(self, log: PartitionLog) -> None:
+        """Finish the swap of a log that is decided, whose run no watched log has any more. It is
+        tried again at the next check.
+        """
+        if log.group or log.refusal:
+            return
+        try:
+            if log.is_unsynced and not self._commit.sync(log):
+                return
+            log.finish_swap()
+            self._logs.publish(log)
+            remove_cleaned(self._files, log.directory)  # of runs that were given up with it
+        except OSError as error:
+            self._warn(log, log.newest_base, error)
+
+    @staticmethod
+    def _warn(log: PartitionLog, base: int, error: OSError) -> None:
+        logger.warning(
+            "segments_not_swapped directory=%s base=%d shortage=%s error=%r",
+            log.directory, base, "yes" if is_shortage(error) else "no", str(error),
+        )  # fmt: skip
+
     def give_up(self, known: WatchedLog) -> None:
-        """Remove the cleaned files of a log that are not swapped."""
-        known.pending.clear()
+        """Remove the cleaned files of a log that are not swapped. A swap that is decided stays."""
+        del known.pending[1 if known.log.is_swapping else 0 :]
         known.waits_for_readers = False
         if known.log.is_swapping:
             return

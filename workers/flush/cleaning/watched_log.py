@@ -10,17 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from shm.tables.partition_table import CleaningState
-from tailrace.format.record_batch.batch_header import (
-    METADATA_MAX_BYTES,
-    PREFIX_BYTES,
-    BatchFormatError,
-    BatchHeader,
-    read_header,
-)
-from tailrace.format.segments.segment import file_name, schema_message_length
+from workers.flush.cleaning.segment_heads import SegmentHeads
 from workers.log.partition_log import PartitionLog
 from workers.log.retention.compaction_rules import (
     Candidate,
@@ -31,7 +23,6 @@ from workers.log.retention.compaction_rules import (
 )
 from workers.log.retention.merging_rules import SETTING, has_small_batches
 from workers.segment.checkpoint import SealedSegment
-from workers.segment.files import Files
 from workers.segment.segment_swap import CleanedRun
 
 COMPACT = "compact"
@@ -45,21 +36,6 @@ Rank = tuple[bool, bool, float]
 """The urgency of a log: (an operator wants it, it is overdue, its dirty ratio)."""
 MERGE_RANK: Rank = (False, False, -1.0)
 """The urgency of merging: after all that is to be cleaned."""
-
-
-class Head(NamedTuple):
-    """The first batch of a segment, as far as it speaks for the segment."""
-
-    is_cleaned: bool = False
-    is_merged: bool = False
-    first_append_us: int = 0
-    schema_id: int = -1
-
-    @classmethod
-    def of(cls, header: BatchHeader) -> Head:
-        return cls(
-            header.is_sparse, header.merged_count > 0, header.append_time_us, header.schema_id
-        )
 
 
 def is_compacted(log: PartitionLog) -> bool:
@@ -82,16 +58,12 @@ class WatchedLog:
     """A log and the heads of its segments."""
 
     log: PartitionLog
-    files: Files
+    heads: SegmentHeads
     is_compacted: bool
-    heads: dict[int, Head] = field(default_factory=dict)
-    """By segment base."""
     pending: list[CleanedRun] = field(default_factory=list)
     """Cleaned runs that are not swapped yet, in their order."""
     stopped_base: int = -1
     """Base of the segment that cannot be read, -1: none."""
-    unmergeable: set[int] = field(default_factory=set)
-    """Bases of segments that cannot be read to merge them."""
     failures: int = 0
     """Failed jobs since the last one that ended well."""
     retry_ns: int = 0
@@ -126,7 +98,8 @@ class WatchedLog:
         """The part of the log that can be cleaned now. `moved`: see `WallJumps`."""
         log = self.log
         candidates = []
-        for segment, end, head in self._segments():
+        for segment, end in self._segments():
+            head = self.heads.of(segment)
             is_damaged = 0 <= self.stopped_base <= segment.base or self._is_damaged(segment, end)
             candidates.append(
                 Candidate(
@@ -141,8 +114,17 @@ class WatchedLog:
             min_lag_ms=int(log.assignment.settings["min.compaction.lag.ms"]),
         )
 
+    def is_unscrubbed(self, part: Cleanable) -> bool:
+        """True if the transaction index of a segment was not checked since the start: it may be
+        missing, and its aborted records would count as committed.
+        """
+        unscrubbed = {*self.log.unscrubbed}
+        return any(segment.base in unscrubbed for segment in part.segments)
+
     def rank(self, part: Cleanable, now_us: int, moved: Callable[[int], int]) -> Rank | None:
-        """The urgency of a compacted log, None if it is not due."""
+        """The urgency of a compacted log, None if it is not due, or waits for the scrubber."""
+        if self.is_unscrubbed(part):
+            return None
         settings = self.log.assignment.settings
         max_lag_ms = int(settings["max.compaction.lag.ms"])
         is_due_now = is_due(
@@ -181,48 +163,44 @@ class WatchedLog:
 
     def mergeable(self) -> list[Candidate]:
         """The segments whose small batches can be merged now."""
-        stable = self.log.last_stable_offset
-        return [each for each in self.to_merge() if each.end <= stable][:MERGED_AT_ONCE]
+        stable, unscrubbed = self.log.last_stable_offset, {*self.log.unscrubbed}
+        return [
+            each for each in self.to_merge() if each.end <= stable and each.base not in unscrubbed
+        ][:MERGED_AT_ONCE]
 
     def to_merge(self) -> list[Candidate]:
-        """The segments whose small batches are to be merged, now or when they are stable."""
+        """The segments whose small batches are to be merged, now or when they are stable and the
+        scrubber has checked them.
+        """
         below_bytes = int(self.log.assignment.settings.get(SETTING, 0))
-        return [
-            Candidate(
-                segment.base, end, segment.size, 0, 0, is_cleaned=False, schema_id=head.schema_id
-            )
-            for segment, end, head in self._segments()
-            if has_small_batches(segment, below_bytes)
-            and segment.base not in self.unmergeable
-            and not (head.is_cleaned or head.is_merged or self._is_damaged(segment, end))
-        ]
+        found = []
+        for segment, end in self._segments():
+            if (
+                not has_small_batches(segment, below_bytes)
+                or self.heads.is_unmergeable(segment)
+                or self._is_damaged(segment, end)
+            ):
+                continue
+            head = self.heads.of(segment)
+            if not head.is_cleaned and not head.is_merged:
+                found.append(
+                    Candidate(
+                        segment.base, end, segment.size, 0, 0, is_cleaned=False,
+                        schema_id=head.schema_id,
+                    )
+                )  # fmt: skip
+        return found
 
     def _is_damaged(self, segment: SealedSegment, end: int) -> bool:
         return any(
             damage.start < end and segment.base < damage.end for damage in self.log.file.damage
         )
 
-    def _segments(self) -> Iterator[tuple[SealedSegment, int, Head]]:
-        """Each sealed segment with its end and its head."""
+    def _segments(self) -> Iterator[tuple[SealedSegment, int]]:
+        """Each sealed segment with its end."""
         log = self.log
         segments = log.closed_segments()
         ends = [segment.base for segment in segments[1:]]
         ends.append(log.live.base if log.live is not None else log.next_offset)
-        bases = {segment.base for segment in segments}
-        self.heads = {base: head for base, head in self.heads.items() if base in bases}
-        for segment, end in zip(segments, ends, strict=False):  # a log without segments has an end
-            if segment.base not in self.heads:
-                self.heads[segment.base] = self._read_head(segment.base)
-            yield segment, end, self.heads[segment.base]
-
-    def _read_head(self, base: int) -> Head:
-        try:
-            fd = self.files.open_for_read(f"{self.log.directory}/{file_name(base)}")
-            try:
-                start = schema_message_length(lambda n, at: self.files.read_at(fd, n, at))
-                head = self.files.read_at(fd, PREFIX_BYTES + METADATA_MAX_BYTES, start)
-            finally:
-                self.files.close(fd)
-            return Head.of(read_header(head))
-        except (OSError, BatchFormatError):
-            return Head()  # the cleaner reports what is wrong
+        self.heads.drop_removed()
+        yield from zip(segments, ends, strict=False)  # a log without segments has an end
