@@ -28,7 +28,7 @@ import orjson
 
 from appliance.backup.errors import BackupError
 from appliance.backup.manifest import Manifest, Part, PartitionEntry, SegmentEntry
-from appliance.backup.restored_indexes import transactions_below, whole_index
+from appliance.backup.restored_indexes import has_transactions, transactions_below, whole_index
 from appliance.backup.target.object_store import ObjectStore
 from appliance.catalog.database import SCHEMA_VERSION as CATALOG_VERSION
 from appliance.catalog.recovery import PRODUCER_IDS_PER_SECOND
@@ -47,6 +47,7 @@ from tailrace.format.directory.data_dir import (
 )
 from tailrace.format.directory.delay_files import PENDING_FILE
 from tailrace.format.directory.partition_metadata import PartitionMetadata, SlotMapEnd
+from tailrace.format.segments import transaction_index
 from tailrace.format.segments.segment import INDEX_SUFFIX, PRODUCERS_SUFFIX, file_name
 from tailrace.format.segments.transaction_index import TRANSACTION_INDEX_SUFFIX
 
@@ -280,15 +281,18 @@ class _Restore:
             if segment.offset_index is not None
             else b""
         )
-        self._write(
-            f"{directory}/{file_name(segment.base, INDEX_SUFFIX)}",
-            [whole_index(directory, segment, metadata, index)],
-        )
+        index = whole_index(directory, segment, metadata, index)
+        self._write(f"{directory}/{file_name(segment.base, INDEX_SUFFIX)}", [index])
+        transactions = None
         if segment.transactions is not None:
             raw = b"".join(self._read([segment.transactions]))
+            transactions = transactions_below(raw, segment.base, self._end_of(metadata))
+        elif has_transactions(directory, segment.base, index):
+            # Without a checkpoint the first start makes every index again that is there.
+            transactions = transaction_index.encode_header(segment.base)
+        if transactions is not None:
             self._write(
-                f"{directory}/{file_name(segment.base, TRANSACTION_INDEX_SUFFIX)}",
-                [transactions_below(raw, segment.base, self._end_of(metadata))],
+                f"{directory}/{file_name(segment.base, TRANSACTION_INDEX_SUFFIX)}", [transactions]
             )
 
     def _end_of(self, metadata: PartitionMetadata) -> int:

@@ -9,6 +9,12 @@ import os
 
 from appliance.backup.manifest import SegmentEntry
 from tailrace.format.directory.partition_metadata import PartitionMetadata
+from tailrace.format.record_batch.batch_header import (
+    METADATA_MAX_BYTES,
+    PREFIX_BYTES,
+    BatchFormatError,
+    read_header,
+)
 from tailrace.format.segments import transaction_index
 from tailrace.format.segments.segment import (
     Ending,
@@ -72,6 +78,24 @@ def whole_index(
     finally:
         os.close(fd)
     return found + encode_entries(added)
+
+
+def has_transactions(directory: str, base: int, index: bytes) -> bool:
+    """True if a restored segment has batches of transactions. `index`: its whole index. Raises
+    OSError.
+    """
+    fd = os.open(f"{directory}/{file_name(base)}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for entry in decode(index, base) or []:
+            data = os.pread(fd, PREFIX_BYTES + METADATA_MAX_BYTES, entry.file_position)
+            try:
+                if read_header(data).is_transactional:
+                    return True
+            except BatchFormatError:  # damage, which the first reader reports
+                continue
+    finally:
+        os.close(fd)
+    return False
 
 
 def transactions_below(found: bytes, base: int, end: int) -> bytes:

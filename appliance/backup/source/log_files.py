@@ -5,6 +5,8 @@ Owner: reads the flusher's files, beside the running flusher.
 Invariants:
 - A segment with a successor never changes: it is taken as a file. The last one is taken up to the
   batch that ends at the offset asked for. Each new batch of it is checked.
+- A segment and the files beside it belong together: the flusher replaces or removes the segment
+  first, so what was read beside it is its own if the name is still that of the open file.
 - Bytes below the end of the previous backup are the same as then if the file is the same and no
   leader epoch has begun below that end.
 
@@ -15,13 +17,14 @@ read again, or what the previous backup has of it is kept.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
+from typing import NamedTuple
 
 from appliance.backup.errors import BackupError, NotReadyError
 from appliance.backup.manifest import Part, PartitionEntry, SegmentEntry
 from appliance.backup.writer import BackupWriter
-from tailrace.format.directory.data_dir import SWAP_FILE
 from tailrace.format.directory.partition_metadata import PartitionMetadata
 from tailrace.format.record_batch.batch_header import (
     END_OF_STREAM,
@@ -43,6 +46,17 @@ from tailrace.format.segments.segment import (
 from tailrace.format.segments.transaction_index import TRANSACTION_INDEX_SUFFIX
 
 ReadAt = Callable[[int, int], bytes]
+TRIES_MAX = 20
+
+
+class _Segment(NamedTuple):
+    """An open segment with the content of the files beside it; None: there is none."""
+
+    fd: int
+    stat: os.stat_result
+    producers: bytes | None
+    offset_index: bytes | None
+    transactions: bytes | None
 
 
 def whole_segments(
@@ -130,33 +144,73 @@ def _whole(
     writer: BackupWriter,
 ) -> SegmentEntry:
     path = f"{directory}/{file_name(base)}"
-    was_swapping = os.path.exists(f"{directory}/{SWAP_FILE}")
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        found = os.fstat(fd)
+
+    def is_kept(found: os.stat_result) -> bool:
+        return (
+            known is not None
+            and known.is_whole
+            and known.offset_index is not None
+            and _is_unchanged(known, found)
+        )
+
+    with _opened(directory, base, lambda found: not is_kept(found)) as segment:
+        fd, found = segment.fd, segment.stat
         size = found.st_size
         is_same = known is not None and known.inode == found.st_ino
         if known is not None and is_same and known.is_whole:
-            is_same = (known.size, known.mtime_ns) == (size, found.st_mtime_ns)
+            is_same = _is_unchanged(known, found)
         elif is_same:
             is_same = _is_as_written(fd, metadata)
         if known is not None and is_same and known.size <= size:
             parts = writer.grown(fd, known.parts, known.size, size)
         else:
             parts = [writer.add_file(fd, path, size)]
-    finally:
-        os.close(fd)
-    if known is not None and is_same and known.is_whole and known.offset_index is not None:
-        index: Part | None = writer.kept(known.offset_index)
-    else:
-        index = _beside(directory, base, INDEX_SUFFIX, None, writer)
-        is_swapping = was_swapping or os.path.exists(f"{directory}/{SWAP_FILE}")
-        if is_swapping or os.stat(path).st_ino != found.st_ino:
-            index = None  # it may be that of the other file; a restore makes it from the segment
+    index = None
+    if known is not None and known.offset_index is not None and is_kept(found):
+        index = writer.kept(known.offset_index)
+    elif segment.offset_index is not None:
+        index = writer.add_small(segment.offset_index, None)
     return SegmentEntry(
         base, size, following, True, found.st_ino, found.st_mtime_ns, parts,
-        *_sidecars(directory, base, index, known, writer),
+        *_sidecars(segment, index, known, writer),
     )  # fmt: skip
+
+
+@contextmanager
+def _opened(
+    directory: str, base: int, needs_index: Callable[[os.stat_result], bool]
+) -> Iterator[_Segment]:
+    """Open a segment with what lies beside it. A segment that is replaced meanwhile is opened
+    again. Raises NotReadyError if that happens each time, OSError.
+    """
+    path = f"{directory}/{file_name(base)}"
+    for _ in range(TRIES_MAX):
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            found = os.fstat(fd)
+            segment = _Segment(
+                fd,
+                found,
+                small_file(directory, file_name(base, PRODUCERS_SUFFIX)),
+                small_file(directory, file_name(base, INDEX_SUFFIX))
+                if needs_index(found)
+                else None,
+                small_file(directory, file_name(base, TRANSACTION_INDEX_SUFFIX)),
+            )
+            if os.path.samestat(found, os.lstat(path)):
+                yield segment
+                return
+        finally:
+            os.close(fd)
+    raise NotReadyError(f"{path} is replaced faster than it can be read.")
+
+
+def _is_unchanged(known: SegmentEntry, found: os.stat_result) -> bool:
+    return (known.inode, known.size, known.mtime_ns) == (
+        found.st_ino,
+        found.st_size,
+        found.st_mtime_ns,
+    )
 
 
 def _is_as_written(fd: int, metadata: PartitionMetadata) -> bool:
@@ -174,26 +228,17 @@ def _is_as_written(fd: int, metadata: PartitionMetadata) -> bool:
 
 
 def _sidecars(
-    directory: str,
-    base: int,
-    index: Part | None,
-    known: SegmentEntry | None,
-    writer: BackupWriter,
+    segment: _Segment, index: Part | None, known: SegmentEntry | None, writer: BackupWriter
 ) -> tuple[Part | None, Part | None, Part | None]:
     """The files beside a segment: producers, index, transactions."""
     producers, transactions = (known.producers, known.transactions) if known else (None, None)
     return (
-        _beside(directory, base, PRODUCERS_SUFFIX, producers, writer),
+        None if segment.producers is None else writer.add_small(segment.producers, producers),
         index,
-        _beside(directory, base, TRANSACTION_INDEX_SUFFIX, transactions, writer),
+        None
+        if segment.transactions is None
+        else writer.add_small(segment.transactions, transactions),
     )
-
-
-def _beside(
-    directory: str, base: int, suffix: str, known: Part | None, writer: BackupWriter
-) -> Part | None:
-    data = small_file(directory, file_name(base, suffix))
-    return None if data is None else writer.add_small(data, known)
 
 
 def _last(
@@ -206,9 +251,8 @@ def _last(
 ) -> SegmentEntry | None:
     """The segment with the log's end. None if it has no schema yet."""
     path = f"{directory}/{file_name(base)}"
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        found = os.fstat(fd)
+    with _opened(directory, base, lambda _: False) as segment:
+        fd, found = segment.fd, segment.stat
 
         def read_at(length: int, position: int) -> bytes:
             return os.pread(fd, length, position)
@@ -239,11 +283,9 @@ def _last(
             parts = writer.grown(fd, known.parts, known.size, size)
         else:
             parts = [writer.add_range(fd, 0, size)]
-    finally:
-        os.close(fd)
     return SegmentEntry(
         base, size, walk.next_offset, False, found.st_ino, found.st_mtime_ns, parts,
-        *_sidecars(directory, base, None, known, writer),
+        *_sidecars(segment, None, known, writer),
     )  # fmt: skip
 
 
