@@ -11,6 +11,7 @@ import pytest
 
 from netfront.kafka.apis.table import APIS
 from netfront.kafka.wire.codec import ZERO_UUID
+from netfront.kafka.wire.errors import KafkaError
 from shm.rights.passwords import fields_of
 from tailrace import NewTopic
 from tests.kafka.logins import PASSWORD, connect
@@ -355,3 +356,30 @@ def test_offsets_in_the_transaction_of_another_user_are_refused(users: Users) ->
     (committed,) = users.admin.list_group_offsets("g").values()
     assert committed is not None
     assert committed.offset == 0
+
+
+def test_a_member_id_of_another_user_is_no_member(users: Users) -> None:
+    topic_id = bytes.fromhex(str(users.admin.describe_topics(ORDERS)[ORDERS]["topic_id"]))
+    for name in ("owner", "stranger"):
+        users.admin.add_user(name, **fields_of(PASSWORD))
+        users.allow(f"User:{name}", "read group theirs", "read topic orders")
+    beat = {**BEAT, "group_id": "theirs", "member_id": "mine"}
+    place = {"topic_id": topic_id, "partitions": [{"partition_index": 0,
+             "acknowledgement_batches": []}]}  # fmt: skip
+    batch = {"first_offset": 0, "last_offset": 0, "acknowledge_types": [1]}
+    fetch = {"group_id": "theirs", "member_id": "mine", "share_session_epoch": 0,
+             "max_wait_ms": 0, "min_bytes": 0, "max_bytes": 1000, "max_records": 1,
+             "batch_size": 1, "topics": [place], "forgotten_topics_data": []}  # fmt: skip
+    acknowledged = {**place, "partitions": [{"partition_index": 0,
+                    "acknowledgement_batches": [batch]}]}  # fmt: skip
+    with connect(users, "owner") as owner, connect(users, "stranger") as stranger:
+        joined = owner.ask(76, 1, beat)
+        assert not joined["error_code"]
+        for epoch in (0, joined["member_epoch"], -1):
+            found = stranger.ask(76, 1, {**beat, "member_epoch": epoch})
+            assert found["error_code"] == KafkaError.UNKNOWN_MEMBER_ID, epoch
+        assert codes(stranger.ask(78, 1, fetch)) == {KafkaError.UNKNOWN_MEMBER_ID}
+        asked = {"group_id": "theirs", "member_id": "mine", "share_session_epoch": 1,
+                 "topics": [acknowledged]}  # fmt: skip
+        assert codes(stranger.ask(79, 1, asked)) == {KafkaError.UNKNOWN_MEMBER_ID}
+        assert not codes(owner.ask(78, 1, fetch)), "the owner's goes on"

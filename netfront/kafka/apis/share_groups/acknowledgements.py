@@ -11,9 +11,10 @@ from netfront.kafka.apis.share_groups.sessions import (
     ShareMember,
     begin_request,
     identity_of,
+    share_error,
 )
 from netfront.kafka.exchange.waiter import Steps
-from netfront.kafka.wire.errors import KafkaError, coordinator_error
+from netfront.kafka.wire.errors import KafkaError
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
 from tailrace.protocol.json_messages import SHARE_RUNS_MAX
@@ -60,11 +61,11 @@ def acknowledge_runs(call: Call, member: ShareMember, runs: list[list[Any]]) -> 
         answer = yield call.ask(Api.SHARE_ACKNOWLEDGE, {**identity_of(call, member),
                                                         "acknowledge": some})  # fmt: skip
         if answer.code is not ErrorCode.OK:
-            error = coordinator_error(answer.code)
+            error = share_error(answer.code)
             errors |= {(run[0], run[1]): error for run in some}
             continue
         for refused in answer.json()["refused"]:
-            errors[refused[0], refused[1]] = coordinator_error(refused[4])
+            errors[refused[0], refused[1]] = share_error(refused[4])
     return errors
 
 

@@ -30,9 +30,10 @@ from netfront.kafka.apis.share_groups.sessions import (
     ShareMember,
     begin_request,
     identity_of,
+    share_error,
 )
 from netfront.kafka.exchange.waiter import Steps
-from netfront.kafka.wire.errors import KafkaError, coordinator_error
+from netfront.kafka.wire.errors import KafkaError
 from tailrace.core.error_codes import ErrorCode
 from tailrace.kafka_records.errors import KafkaRecordsError
 from tailrace.protocol import fetch_messages
@@ -108,7 +109,7 @@ def _acquire(call: Call, member: ShareMember) -> Steps:
         asked = {**identity_of(call, member), "max_records": wished, "acknowledge": []}
         answer = yield call.ask(Api.SHARE_ACQUIRE, asked)
         if answer.code is not ErrorCode.OK:
-            raise RefusedError(coordinator_error(answer.code), answer.sentence)
+            raise RefusedError(share_error(answer.code), answer.sentence)
         found = answer.json()
         if found["dead"]:
             yield from give_up(call, member, found["dead"])

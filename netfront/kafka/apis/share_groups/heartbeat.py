@@ -6,9 +6,14 @@ from typing import Any
 
 from netfront.kafka.apis.call import Call, RefusedError
 from netfront.kafka.apis.groups.classic_groups import check_group_name
-from netfront.kafka.apis.share_groups.sessions import member_key, share_member, share_members
+from netfront.kafka.apis.share_groups.sessions import (
+    member_key,
+    share_error,
+    share_member,
+    share_members,
+)
 from netfront.kafka.exchange.waiter import Steps
-from netfront.kafka.wire.errors import KafkaError, coordinator_error
+from netfront.kafka.wire.errors import KafkaError
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
 
@@ -34,7 +39,7 @@ def heartbeat(call: Call) -> Steps:
         }  # fmt: skip
     answer = yield call.ask(Api.GROUP_HEARTBEAT, asked)
     if answer.code is not ErrorCode.OK:
-        raise RefusedError(coordinator_error(answer.code), answer.sentence)
+        raise RefusedError(share_error(answer.code), answer.sentence)
     found = answer.json()
     if epoch < 0:
         share_members(call.services).pop(member_key(call), None)

@@ -15,7 +15,8 @@ from collections import OrderedDict
 from typing import Any
 
 from netfront.kafka.apis.call import Call, RefusedError, Services
-from netfront.kafka.wire.errors import KafkaError
+from netfront.kafka.wire.errors import KafkaError, coordinator_error
+from tailrace.core.error_codes import ErrorCode
 
 SESSIONS_MAX = 20_000
 FINAL_EPOCH = -1
@@ -77,6 +78,17 @@ def begin_request(call: Call) -> ShareMember:
     else:
         member.session_epoch = 1 if member.session_epoch >= EPOCH_MAX else member.session_epoch + 1
     return member
+
+
+def share_error(code: int) -> KafkaError:
+    """Kafka's code for one of the coordinator about a member.
+
+    The rights to group and topics have been checked before. What the coordinator refuses for the
+    user is the member id of another user, which is no member of this one.
+    """
+    if code == ErrorCode.NOT_AUTHORIZED:
+        return KafkaError.UNKNOWN_MEMBER_ID
+    return coordinator_error(code)
 
 
 def identity_of(call: Call, member: ShareMember) -> dict[str, Any]:
