@@ -9,17 +9,12 @@
 The event loop watches the clients' descriptors. There are no threads, but that of an AsyncTable.
 """  # noqa: E501
 
-import pyarrow as pa
-
 from tailrace.aio.admin import AsyncAdmin, PendingDelays
 from tailrace.aio.consumer import AsyncConsumer
 from tailrace.aio.futures import AsyncFrameFuture, AsyncRecordFuture
 from tailrace.aio.producer import AsyncProducer
 from tailrace.aio.share_consumer import AsyncShareConsumer
 from tailrace.aio.table import AsyncTable
-
-# The first array makes pyarrow import pandas, if installed. In an event loop that would block it.
-pa.array([0])
 
 __all__ = [
     "AsyncAdmin",

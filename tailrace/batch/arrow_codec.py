@@ -84,11 +84,12 @@ def with_delays(
 ) -> pa.RecordBatch:
     """Convert rows of a topic to rows of its delay log with this schema."""
     count = rows.num_rows
+    dues = pa.py_buffer(np.ascontiguousarray(dues_us, np.int64))
     repeat = pa.nulls(count, pa.utf8()) if repeats is None else pa.array(repeats, pa.utf8())
     return pa.RecordBatch.from_arrays(
         [
             *rows.columns[: len(schema) - 3],
-            pa.array(dues_us, pa.int64()),
+            pa.Array.from_buffers(pa.int64(), count, [None, dues]),  # pa.array loads pandas
             pa.nulls(count, pa.int64()),
             repeat,
         ],

@@ -27,7 +27,7 @@ def null_headers(count: int) -> pa.Array:
         count,
         [validity, offsets],
         null_count=count,
-        children=[pa.array([], HEADER_TYPE.value_type)],
+        children=[pa.nulls(0, HEADER_TYPE.value_type)],
     )
 
 

@@ -18,8 +18,11 @@ import struct
 from functools import cache
 from typing import NamedTuple
 
+import pyarrow as pa
+
 from tailrace.format.record_batch.arrow_metadata import record_batch_positions
-from tailrace.kernel.reference_arrow import default_rows
+from tailrace.format.schema import DEFAULT_SCHEMA
+from tailrace.kernel.reference_arrow import null_headers
 
 _PADDING = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b"\0" * 2, b"\0")
 _I64 = struct.Struct("<q")
@@ -39,8 +42,14 @@ class Template(NamedTuple):
 
 @cache
 def template() -> Template:
-    """The template of the default schema, made once by pyarrow."""
-    message = default_rows([1], [b"k"], [b"v"], None).serialize().to_pybytes()
+    """The template of the default schema, made once by pyarrow.
+
+    Its columns are nulls: `pa.array` would import pandas at its first call, half a second in the
+    event loop of a program that sends its first record.
+    """
+    plain = [pa.nulls(1, field.type) for field in DEFAULT_SCHEMA][:-1]
+    rows = pa.RecordBatch.from_arrays([*plain, null_headers(1)], schema=DEFAULT_SCHEMA)
+    message = rows.serialize().to_pybytes()
     return Template(
         message[: 8 + int.from_bytes(message[4:8], "little")], *record_batch_positions(message)
     )

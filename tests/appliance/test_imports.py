@@ -130,3 +130,10 @@ def test_a_process_imports_only_what_it_needs(process: str) -> None:
     assert len(own) <= OWN_MODULES_MAX[process], (
         f"{process} has {len(own)} of our modules: {', '.join(own)}"
     )
+
+
+def test_the_clients_for_asyncio_load_no_pandas() -> None:
+    """Fails with the chain of modules that brought it."""
+    found = imported("tailrace.aio")
+    assert "tailrace.aio.producer" in found
+    assert " <- ".join(found.get("pandas", ())) == ""

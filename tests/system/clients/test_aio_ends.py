@@ -271,3 +271,37 @@ def test_asyncio_is_loaded_by_nobody_who_does_not_ask() -> None:
         env={**os.environ, "PYTHONPATH": os.getcwd()},
     )
     assert tailrace.aio.AsyncProducer is AsyncProducer
+
+
+def test_records_are_sent_and_read_without_pandas_being_loaded(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
+    """Its import would block the event loop for half a second, at the first record."""
+    with tailrace.Admin(appliance.address) as admin:
+        admin.create_topics([tailrace.NewTopic(f"{made}-delayed", 1, {"delay.enabled": True})])
+    program = """
+import asyncio, datetime, importlib.util, sys
+assert importlib.util.find_spec("pandas")
+from tailrace.aio import AsyncConsumer, AsyncProducer, AsyncShareConsumer
+address, topic, delayed = sys.argv[1:]
+async def main():
+    assert "pandas" not in sys.modules, "the import"
+    async with AsyncProducer(address) as producer:
+        await producer.send_and_wait(topic, b"v", b"k", headers=[("h", b"x")])
+        await producer.send_and_wait(topic, b"v")
+        await producer.send_and_wait(delayed, b"v", deliver_after=datetime.timedelta(hours=1))
+    assert "pandas" not in sys.modules, "the producer"
+    for client in (AsyncConsumer, AsyncShareConsumer):
+        async with client(
+            topic, bootstrap=address, group_id=client.__name__, auto_offset_reset="earliest"
+        ) as consumer:
+            while not await consumer.poll(1000): pass
+        assert "pandas" not in sys.modules, client.__name__
+asyncio.run(main())
+"""
+    subprocess.run(
+        [sys.executable, "-P", "-c", program, appliance.address, made, f"{made}-delayed"],
+        timeout=HANG_LIMIT_S,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
