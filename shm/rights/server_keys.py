@@ -11,6 +11,9 @@ Invariants:
 - A damaged file is refused, never replaced: clients know the key that was in it.
 - While a rotation lasts `server.key` has the next key beside the one in use. Fronts use a key from
   their start on, and tell it to their clients with the one that follows.
+- Behind a rotation `server.key` has the public half of the former key, which a front may still use.
+  Clients know it until the next rotation ends, or `forget_former`.
+- Changes of `server.key` are made by its owner, under a lock on it.
 
 Crash: a file is there whole, or is made at the next start.
 """
@@ -19,7 +22,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import orjson
@@ -89,6 +93,21 @@ def read_server_keys(data_dir: str) -> list[KeyPair]:
     return [pair for pair in pairs if pair is not None]
 
 
+def public_keys(data_dir: str) -> list[str]:
+    """The public keys that clients know: the server's, its next one and its former one, if there
+    are. Raises KeysUnusableError.
+    """
+    keys = [pair.public for pair in read_server_keys(data_dir)]
+    former = _former(data_dir)
+    return keys if former is None else [*keys, former]
+
+
+def _former(data_dir: str) -> str | None:
+    content = _read(os.path.join(data_dir, SERVER_KEY_FILE), checked_json.decode)
+    former = None if content is None else content.get("former")
+    return former if isinstance(former, str) and len(former) == KEY_LENGTH else None
+
+
 def _pair_of(content: object) -> KeyPair | None:
     found = [content.get(name) for name in KeyPair._fields] if isinstance(content, dict) else []
     if len(found) != 2 or not all(isinstance(t, str) and len(t) == KEY_LENGTH for t in found):
@@ -100,49 +119,84 @@ def begin_rotation(data_dir: str) -> KeyPair:
     """Make the next key, and return it. Clients learn it when they connect. Raises
     KeysUnusableError, OSError, ValueError.
     """
-    current, *following = read_server_keys(data_dir)
-    if following:
-        raise ValueError(
-            f"the next key is {following[0].public} already: `tailrace server-key finish` puts it "
-            "into force"
-        )
-    pair = new_key_pair()
-    _keep(data_dir, current, pair)
-    _update_contexts(data_dir, [current.public, pair.public])
-    return pair
+    with _changing(data_dir):
+        current, *following = read_server_keys(data_dir)
+        if following:
+            raise ValueError(
+                f"the next key is {following[0].public} already: `tailrace server-key finish` puts "
+                "it into force"
+            )
+        pair = new_key_pair()
+        _keep(data_dir, current, pair, _former(data_dir))
+        return pair
 
 
 def finish_rotation(data_dir: str) -> KeyPair:
     """Make the next key the server's, and return it. Fronts use it from their next start on. Raises
     KeysUnusableError, OSError, ValueError.
     """
-    current, *following = read_server_keys(data_dir)
-    if not following:
-        raise ValueError("there is no next key: `tailrace server-key rotate` makes it")
-    _keep(data_dir, following[0], None)
-    _update_contexts(data_dir, [following[0].public, current.public])
-    return following[0]
+    with _changing(data_dir):
+        current, *following = read_server_keys(data_dir)
+        if not following:
+            raise ValueError("there is no next key: `tailrace server-key rotate` makes it")
+        _keep(data_dir, following[0], None, current.public)
+        return following[0]
 
 
-def _keep(data_dir: str, current: KeyPair, following: KeyPair | None) -> None:
+def forget_former(data_dir: str) -> KeyPair:
+    """Tell clients the former key no more, and return the server's. Raises KeysUnusableError,
+    OSError, ValueError.
+    """
+    with _changing(data_dir):
+        current, *following = read_server_keys(data_dir)
+        if _former(data_dir) is None:
+            raise ValueError("clients know no former key of this appliance")
+        _keep(data_dir, current, following[0] if following else None, None)
+        return current
+
+
+@contextmanager
+def _changing(data_dir: str) -> Iterator[None]:
+    """Change the keys in the block. Raises OSError, ValueError for another account than theirs."""
+    from tailrace.format.directory.change_lock import changing
+
+    read_server_keys(data_dir)  # refuses what is missing or no file
+    path = os.path.join(data_dir, SERVER_KEY_FILE)
+    with changing(path):
+        owner = os.stat(path).st_uid
+        if owner != os.geteuid():
+            raise ValueError(
+                f"{path} belongs to the account {owner}, which could not read it any more: run "
+                "this as that account"
+            )
+        yield
+
+
+def _keep(data_dir: str, current: KeyPair, following: KeyPair | None, former: str | None) -> None:
     content: dict[str, Any] = {"format": 1, **current._asdict()}
     if following is not None:
         content["next"] = following._asdict()
+    if former is not None:
+        content["former"] = former
     checked_json.replace(os.path.join(data_dir, SERVER_KEY_FILE), checked_json.encode(content))
+    _update_contexts(data_dir, public_keys(data_dir))
 
 
 def _update_contexts(data_dir: str, server_keys: list[str]) -> None:
     """Put the keys into the contexts of the data directory."""
+    from tailrace.format.directory.change_lock import changing
+
     for name in (OWN_CONTEXT_FILE, ADMIN_CONTEXT_FILE):
         path = os.path.join(data_dir, name)
-        content = _read(path, _plain)
-        if content is not None:
-            _write(path, {**content, "server_keys": server_keys})
+        with suppress(FileNotFoundError), changing(path):
+            content = _read(path, _plain)
+            if content is not None:
+                _write(path, {**content, "server_keys": server_keys})
 
 
 class AnnouncedKeys:
-    """The public keys that a front tells its clients: the one that it uses, and the one that
-    follows. It looks at the file with each call.
+    """The public keys that a front tells its clients: those of the file, at which it looks with
+    each call, and the one that it uses. All fronts tell them in the same order.
     """
 
     def __init__(self, data_dir: str, used: str) -> None:
@@ -158,8 +212,7 @@ class AnnouncedKeys:
             found = os.stat(self._path)
             seen = found.st_mtime_ns, found.st_ino
             if seen != self._seen:
-                pairs = read_server_keys(self._data_dir)
-                self._keys = list(dict.fromkeys([self._used, *(pair.public for pair in pairs)]))
+                self._keys = list(dict.fromkeys([*public_keys(self._data_dir), self._used]))
                 self._seen = seen
         except (OSError, KeysUnusableError):
             pass  # the last known ones

@@ -1,7 +1,8 @@
 """Contexts: names for addresses of appliances, in one JSON file of the user's configuration
 directory.
 
-Owner: the user's own commands. A lock on the directory makes changes exclusive.
+Owner: the user's own commands, and clients that learn server keys. A lock on the directory makes
+changes by commands exclusive, one on the file those by clients.
 Invariants:
 - The file is complete at any time: it is written beside its place, synced and renamed.
 - Only its user can read the file, for it may have secret keys.
@@ -24,7 +25,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,7 @@ import orjson
 
 from tailrace.client.config.settings import DEFAULT_BOOTSTRAP
 from tailrace.client.connections.credentials import SCHEME, contexts_path
+from tailrace.format.directory import change_lock
 
 CONTEXT_VARIABLE = "TAILRACE_CONTEXT"
 FORMAT = 1
@@ -165,9 +167,12 @@ def changing() -> Iterator[Contexts]:
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        contexts = load()
-        yield contexts
-        _write(contexts)
+        with ExitStack() as stack:
+            with suppress(FileNotFoundError):  # the first change makes the file
+                stack.enter_context(change_lock.changing(contexts_path()))
+            contexts = load()
+            yield contexts
+            _write(contexts)
         os.fsync(fd)
     finally:
         os.close(fd)

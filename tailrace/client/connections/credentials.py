@@ -12,6 +12,8 @@ Owner: the user's own commands write contexts; a client replaces the server keys
 Invariants:
 - A file that others may read is refused, as ssh does.
 - Server keys are learned from an appliance that has proven one of those that are known.
+- A client replaces a file of its own account alone, under a lock, which the commands take too, and
+  only the file that it has read.
 - Neither a message nor a representation has the secret key.
 
     {"format": 1, "user": "a", "bootstrap": "tcp://10.0.0.5:7420",
@@ -22,13 +24,13 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import orjson
 
 from tailrace.core.errors import InvalidSettingError
+from tailrace.format.directory.change_lock import changing
 
 SCHEME = "context:"
 FORMAT = 1
@@ -91,14 +93,20 @@ def resolve(text: str) -> Target:
     if found_keys is None:
         return Target(address, None)
     found_keys = found_keys._replace(path=path, name="" if path == name else name)
-    learned = _learned.get(found_keys.public_key)
-    if learned is not None and set(learned) & set(found_keys.server_keys):
-        found_keys = learn(found_keys, learned)
+    _stored[found_keys.public_key] = found_keys.server_keys
+    learned = _unstored.get(found_keys.public_key, ())
+    if set(learned) & set(found_keys.server_keys):
+        server_keys = tuple(dict.fromkeys((*learned, *found_keys.server_keys)))
+        found_keys = found_keys._replace(server_keys=server_keys)
     return Target(address, found_keys)
 
 
-_learned: dict[str, tuple[str, ...]] = {}
-"""Server keys by public key of the client, for contexts that cannot be written."""
+STORE_WAIT_S = 0.5
+"""A client waits this long for the lock. The next handshake tries again."""
+_stored: dict[str, tuple[str, ...]] = {}
+"""Server keys by public key of the client, as its context has them."""
+_unstored: dict[str, tuple[str, ...]] = {}
+"""Those whose context could not be written."""
 
 
 def learn(credentials: Credentials, server_keys: tuple[str, ...]) -> Credentials:
@@ -107,24 +115,47 @@ def learn(credentials: Credentials, server_keys: tuple[str, ...]) -> Credentials
     """
     if not server_keys or not all(len(key) == KEY_LENGTH for key in server_keys):
         return credentials
-    if set(server_keys) == set(credentials.server_keys):
+    own = credentials.public_key
+    are_known = set(server_keys) == set(credentials.server_keys)
+    is_stored = _stored.get(own) == server_keys and own not in _unstored
+    if are_known and is_stored:
         return credentials
-    _learned[credentials.public_key] = server_keys
-    changed = credentials._replace(server_keys=server_keys)
-    with suppress(OSError, InvalidSettingError):
-        _store(changed)
-    return changed
+    try:
+        _store(credentials._replace(server_keys=server_keys))
+        _stored[own] = server_keys
+        _unstored.pop(own, None)
+    except (OSError, InvalidSettingError):
+        _stored.pop(own, None)
+        _unstored[own] = server_keys
+    if are_known:
+        return credentials  # the key that was proven stays the first one
+    return credentials._replace(server_keys=server_keys)
 
 
 def _store(credentials: Credentials) -> None:
     """Replace the server keys in the file of a context. Raises OSError, InvalidSettingError."""
-    content = _read(credentials.path)
+    if not credentials.path:
+        raise FileNotFoundError("the keys are from no context")
+    path = os.path.realpath(credentials.path)
+    if os.stat(path).st_uid != os.geteuid():
+        raise PermissionError(f"{path} belongs to another account")
+    with changing(path, STORE_WAIT_S):
+        _replace_keys(path, credentials)
+
+
+def _replace_keys(path: str, credentials: Credentials) -> None:
+    before = os.stat(path)
+    content = _read(path)
     contexts = content.get("contexts")
     own = contexts.get(credentials.name) if credentials.name and contexts else content
     if not isinstance(own, dict) or own.get("public_key") != credentials.public_key:
         return  # another one by now
+    if own.get("server_keys") == list(credentials.server_keys):
+        return
     own["server_keys"] = list(credentials.server_keys)
-    temporary = f"{credentials.path}.{os.getpid()}.{threading.get_ident()}"
+    temporary = f"{path}.new"
+    with suppress(FileNotFoundError):
+        os.unlink(temporary)  # left by a killed process; the lock is held
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(temporary, flags, 0o600)
     try:
@@ -132,7 +163,10 @@ def _store(credentials: Credentials) -> None:
             file.write(orjson.dumps(content, option=orjson.OPT_INDENT_2))
             file.flush()
             os.fsync(fd)
-        os.replace(temporary, os.path.realpath(credentials.path))
+        now = os.stat(path)
+        if (now.st_dev, now.st_ino, now.st_uid) != (before.st_dev, before.st_ino, os.geteuid()):
+            raise FileExistsError(f"{path} was replaced by a program that takes no lock")
+        os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):
             os.unlink(temporary)

@@ -83,19 +83,48 @@ def test_clients_follow_a_rotation_under_load_and_lose_nothing(users: Users) -> 
     finally:
         load.end()
     assert load.offsets == list(range(len(load.offsets)))
-    assert keys_in(context) == [following]
+    assert keys_in(context) == [following, first]
     with Producer(f"context:{copied}") as producer:
         producer.send("orders", b"by the next key of an unused context").result(60)
-    assert keys_in(f"context:{copied}") == [following]
+    assert keys_in(f"context:{copied}") == [following, first]
     with (
         Admin(absent, connect_timeout_ms=60_000) as admin,
         pytest.raises(NotAuthenticatedError, match="server key is not that of this context"),
     ):
         admin.list_topics()
     shown = orjson.loads(run(None, "server-key", "show", *place, "--json").stdout)
-    assert shown["server_keys"] == [following]
+    assert shown["server_keys"] == [following, first]
+    run(None, "server-key", "forget", *place)
+    with Producer(context) as producer:
+        producer.send("orders", b"by the context of the one that worked").result(60)
+    assert keys_in(context) == [following]
     listed = orjson.loads(run(None, "user", "list", *place, "--json").stdout)
     assert listed, "the appliance's own context has it"
+
+
+def test_fronts_of_both_keys_serve_every_client_until_the_next_rotation(
+    tmp_path: pathlib.Path,
+) -> None:
+    with secured(tmp_path, fronts=2) as users:
+        users.admin.create_topics([NewTopic("orders")])
+        contexts = [users.add(f"steady-{number}", "write topic orders") for number in range(4)]
+        place = ("--data-dir", users.appliance.data_dir)
+        run(None, "server-key", "rotate", *place)
+        for context in contexts:
+            send_by(context)
+        run(None, "server-key", "finish", *place)
+        kill_and_wait_for_successor(users.appliance, "tr-front-0")
+        for _ in range(3):  # the connections are spread over a front of each key
+            for context in contexts:
+                send_by(context)
+        kill_and_wait_for_successor(users.appliance, "tr-front-1")
+        for context in contexts:
+            send_by(context)
+
+
+def send_by(context: str) -> None:
+    with Producer(context) as producer:
+        producer.send("orders", b"x").result(120)
 
 
 def test_a_server_with_neither_key_is_refused_after_both_were_tried(users: Users) -> None:

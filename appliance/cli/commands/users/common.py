@@ -126,14 +126,14 @@ def server_of(bootstrap: str, data_dir: str | None, *, makes: bool = True) -> tu
             KeysUnusableError,
             ensure_keys,
             near_address,
-            read_server_keys,
+            public_keys,
         )
 
         try:
             if makes and not os.path.lexists(os.path.join(data_dir, SERVER_KEY_FILE)):
                 ensure_keys(data_dir, "tcp://127.0.0.1:7420")
             own = resolve(f"{SCHEME}{os.path.abspath(data_dir)}/own.context")
-            return near_address(own.address), [pair.public for pair in read_server_keys(data_dir)]
+            return near_address(own.address), public_keys(data_dir)
         except (KeysUnusableError, OSError, InvalidSettingError) as error:
             raise click.ClickException(str(error)) from None
     if bootstrap.startswith(SCHEME):

@@ -9,7 +9,13 @@ import click
 from appliance.cli.commands.users.common import place_options, server_of
 from appliance.cli.options.shared import json_option
 from appliance.cli.output import echo, print_json
-from shm.rights.server_keys import KeyPair, KeysUnusableError, begin_rotation, finish_rotation
+from shm.rights.server_keys import (
+    KeyPair,
+    KeysUnusableError,
+    begin_rotation,
+    finish_rotation,
+    forget_former,
+)
 
 data_dir_option = click.option(
     "--data-dir", metavar="DIR", required=True, help="Data directory of the appliance."
@@ -36,8 +42,8 @@ def command() -> None:
 @place_options
 @json_option
 def show(bootstrap: str, data_dir: str | None, as_json: bool) -> None:
-    """Show the public server key: of a data directory, or the one that a context expects. A second
-    one is the next key of a rotation.
+    """Show the public server key: of a data directory, or the one that a context expects. Behind it
+    are the next key while a rotation lasts, and the former key after one.
 
     \b
     Example:
@@ -67,9 +73,19 @@ def rotate(data_dir: str, as_json: bool) -> None:
 @json_option
 def finish(data_dir: str, as_json: bool) -> None:
     """Put the next key into force. `tailrace restart` has the appliance use it; what is connected
-    until then goes on.
+    until then goes on. Clients know the former key until the next rotation ends, or `forget`.
     """
     _changed(finish_rotation, data_dir, as_json, "the appliance uses it from its next start on")
+
+
+@command.command()
+@data_dir_option
+@json_option
+def forget(data_dir: str, as_json: bool) -> None:
+    """Have clients forget the former key when they connect. All fronts must have been restarted
+    since `finish`.
+    """
+    _changed(forget_former, data_dir, as_json, "clients forget the former key when they connect")
 
 
 def _changed(change: Callable[[str], KeyPair], data_dir: str, as_json: bool, outcome: str) -> None:

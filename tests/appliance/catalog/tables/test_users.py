@@ -7,6 +7,7 @@ import pathlib
 import pwd
 import sqlite3
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -22,13 +23,20 @@ from appliance.data.directory_errors import DataDirectoryError
 from shm.rights.passwords import fields_of
 from shm.rights.scram import SHA_256, SHA_512, of_password
 from shm.rights.server_keys import (
+    AnnouncedKeys,
     KeysUnusableError,
+    begin_rotation,
     ensure_keys,
+    finish_rotation,
+    forget_former,
     own_public_key,
+    public_keys,
     read_server_key,
 )
 from shm.rights.users import user_of
 from tailrace.core.errors import InvalidRequestError, TailraceError
+from tailrace.format.directory import change_lock
+from tailrace.format.directory.change_lock import changing
 from tailrace.protocol.frame import Api
 
 GOLDEN = pathlib.Path(__file__).parents[3] / "golden"
@@ -387,3 +395,51 @@ def test_keys_are_kept_and_damage_is_refused(tmp_path: pathlib.Path) -> None:
     path.chmod(0o640)
     with pytest.raises(KeysUnusableError, match="chmod 600"):
         read_server_key(directory)
+
+
+def test_the_former_server_key_is_told_until_the_next_rotation_or_it_is_forgotten(
+    tmp_path: pathlib.Path,
+) -> None:
+    directory = str(tmp_path)
+    ensure_keys(directory, "tcp://127.0.0.1:1")
+    first = read_server_key(directory).public
+    running = AnnouncedKeys(directory, first)
+    second = begin_rotation(directory).public
+    assert running() == public_keys(directory) == [first, second]
+    assert finish_rotation(directory).public == second
+    restarted = AnnouncedKeys(directory, second)
+    assert running() == restarted() == public_keys(directory) == [second, first]
+    own = orjson.loads((tmp_path / "own.context").read_bytes())
+    assert own["server_keys"] == [second, first]
+    third = begin_rotation(directory).public
+    assert restarted() == [second, third, first]
+    finish_rotation(directory)
+    assert restarted() == [third, second]
+    assert running() == [third, second, first], "a front tells its own one"
+    assert forget_former(directory).public == third
+    assert public_keys(directory) == [third]
+    with pytest.raises(ValueError, match="no former key"):
+        forget_former(directory)
+
+
+def test_keys_are_changed_by_their_owner_alone_and_one_change_at_a_time(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = str(tmp_path)
+    ensure_keys(directory, "tcp://127.0.0.1:1")
+    before = (tmp_path / "server.key").read_bytes()
+    with changing(str(tmp_path / "server.key")):
+        monkeypatch.setattr(change_lock, "_RETRY_S", 0.0)
+        clock = iter(range(100))
+        monkeypatch.setattr(
+            change_lock,
+            "time",
+            SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _: None),
+        )
+        with pytest.raises(TimeoutError, match="another process changes"):
+            begin_rotation(directory)
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(ValueError, match=f"belongs to the account {owner}"):
+        begin_rotation(directory)
+    assert (tmp_path / "server.key").read_bytes() == before

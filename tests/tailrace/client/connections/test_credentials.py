@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import stat
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 import pytest
 
+from appliance.cli.options import contexts
 from tailrace import Admin, Producer
 from tailrace.client.config.setting_fields import build
 from tailrace.client.config.settings import AdminSettings
+from tailrace.client.connections import credentials
 from tailrace.client.connections.credentials import contexts_path, learn, resolve
 from tailrace.core.errors import InvalidSettingError
+from tailrace.format.directory.change_lock import changing
 from tests.kit.appliances.secured import new_keys, write_context
 
 PUBLIC, SECRET = new_keys()
@@ -147,3 +152,92 @@ def test_a_name_in_the_file_of_contexts_learns_for_itself_alone(
     learn(found, (NEXT,))
     kept = orjson.loads(path.read_bytes())["contexts"]
     assert (kept["x"]["server_keys"], kept["y"]["server_keys"]) == ([NEXT], [SERVER, NEXT])
+
+
+def learned_while(
+    monkeypatch: pytest.MonkeyPatch, path: pathlib.Path, public: str, function: Callable[[], object]
+) -> None:
+    """Learn a key for the context at `path`. `function` is called before its file is replaced."""
+    write_context(path, **{**CONTENT, "public_key": public})
+    found = resolve(f"context:{path}").credentials
+    assert found is not None
+    fsync = os.fsync
+
+    def synced(fd: int) -> None:
+        fsync(fd)
+        function()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", synced)
+        learn(found, (NEXT,))
+
+
+def test_a_new_secret_that_comes_while_a_key_is_learned_stays(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = tmp_path / "a.context", tmp_path / "b.context"
+    write_context(other, **{**CONTENT, "public_key": "s" * 40, "secret_key": "t" * 40})
+    data = other.read_bytes()
+    learned_while(monkeypatch, path, "u" * 40, lambda: other.replace(path))
+    assert path.read_bytes() == data
+    assert [each.name for each in tmp_path.iterdir()] == ["a.context"]
+
+
+def test_a_key_is_learned_under_the_lock_of_the_commands(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, refusals = tmp_path / "a.context", []
+
+    def change() -> None:
+        with pytest.raises(TimeoutError), changing(str(path), 0.0):
+            pass
+        refusals.append(True)
+
+    learned_while(monkeypatch, path, "v" * 40, change)
+    assert refusals
+    monkeypatch.setattr(credentials, "STORE_WAIT_S", 0.0)
+    found = resolve(f"context:{path}").credentials
+    assert found is not None
+    with changing(str(path)):
+        assert learn(found, (SERVER,)).server_keys == (SERVER,)
+    assert orjson.loads(path.read_bytes())["server_keys"] == [NEXT]
+    again = learn(found._replace(server_keys=(SERVER,)), (SERVER,))
+    assert again.server_keys == (SERVER,)
+    assert orjson.loads(path.read_bytes())["server_keys"] == [SERVER], "the next handshake"
+
+
+def test_the_file_of_another_account_is_left_alone_and_its_keys_are_known(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.context"
+    address = write_context(path, **{**CONTENT, "public_key": "w" * 40})
+    found = resolve(address).credentials
+    assert found is not None
+    data, owner = path.read_bytes(), os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    learn(found, (NEXT, SERVER, PUBLIC))
+    assert path.read_bytes() == data
+    known = resolve(address).credentials
+    assert known is not None
+    assert known.server_keys == (NEXT, SERVER, PUBLIC)
+
+
+def test_the_present_key_comes_first_in_the_file(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "a.context"
+    found = resolve(write_context(path, **{**CONTENT, "public_key": "x" * 40})).credentials
+    assert found is not None
+    assert learn(found, (NEXT, SERVER)) is found, "the one that was proven stays first here"
+    assert orjson.loads(path.read_bytes())["server_keys"] == [NEXT, SERVER]
+
+
+def test_commands_change_the_contexts_under_the_lock_of_learned_keys(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    path = pathlib.Path(contexts_path())
+    with contexts.changing() as found:  # makes the file
+        found.by_name["x"] = {**CONTENT, "public_key": "y" * 40}
+    with contexts.changing(), pytest.raises(TimeoutError), changing(str(path), 0.0):
+        pass
+    with changing(str(path), 0.0):
+        pass
