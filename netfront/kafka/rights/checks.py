@@ -7,15 +7,18 @@ Owner: pure functions of a request and its user.
 
 Invariants:
 - A topic that is named by an id, and that the user may not describe, is unknown (UNKNOWN_TOPIC_ID).
+- Each entry of a request is decided once, in one pass.
 - A denied name is answered the same whether it exists or not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from netfront.kafka.apis.call import Call, RefusedError
+from netfront.kafka.apis.pause import give_way
+from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.codec import ZERO_UUID
 from netfront.kafka.wire.errors import KafkaError
 from shm.rights.acl import (
@@ -37,9 +40,10 @@ from shm.rights.acl import (
 )
 
 Entry: TypeAlias = dict[str, Any]
+Item = TypeVar("Item")
 Merge: TypeAlias = Callable[[Entry], None]
-Rule: TypeAlias = Callable[[Call], Merge | None]
-"""Raises RefusedError, AnsweredError."""
+Rule: TypeAlias = Callable[[Call], Merge | Steps | None]
+"""Raises RefusedError, AnsweredError. One of long lists is a generator, and returns the merge."""
 OPERATION_CODES = {
     READ: 3, WRITE: 4, CREATE: 5, DELETE: 6, ALTER: 7, DESCRIBE: 8, CLUSTER_ACTION: 9,
     DESCRIBE_CONFIGS: 10, ALTER_CONFIGS: 11, IDEMPOTENT_WRITE: 12,
@@ -86,6 +90,16 @@ def on_cluster(operation: str) -> Rule:
 
 def nothing(_call: Call) -> None:
     """The rule of a request that every user may make."""
+
+
+def separated(call: Call, items: Iterable[Item], is_allowed: Callable[[Item], bool]) -> Steps:
+    """Returns the lists of allowed and of denied items. It lets the loop serve others."""
+    allowed: list[Item] = []
+    denied: list[Item] = []
+    for number, item in enumerate(items):
+        (allowed if is_allowed(item) else denied).append(item)
+        yield from give_way(call.services, number)
+    return allowed, denied
 
 
 # ---- topics --------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from netfront.kafka.apis.call import Call, RefusedError
+from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.rights.checks import (
     DENIED,
     AnsweredError,
@@ -15,6 +16,7 @@ from netfront.kafka.rights.checks import (
     failed,
     require,
     sentence,
+    separated,
     show_group_operations,
 )
 from netfront.kafka.wire.codec import ZERO_UUID
@@ -92,23 +94,19 @@ def _topic(topic: Entry, partitions: list[Entry]) -> Entry:
     }  # fmt: skip
 
 
-def offset_fetch(call: Call) -> Merge | None:
+def offset_fetch(call: Call) -> Steps:
     """Describe of the groups and of the topics."""
     request = call.request
     if call.version < 8:
         return _fetch_of_one(call)
-    refused = [g for g in request["groups"] if not call.may(DESCRIBE, GROUP, g["group_id"])]
-    request["groups"] = [group for group in request["groups"] if group not in refused]
-    hidden = {
-        group["group_id"]: denied
-        for group in request["groups"]
-        if (denied := denied_topics(call, group, "topics", DESCRIBE))
-    }
+    request["groups"], refused = yield from separated(
+        call, request["groups"], lambda group: call.may(DESCRIBE, GROUP, group["group_id"])
+    )
+    hidden = [denied_topics(call, group, "topics", DESCRIBE) for group in request["groups"]]
 
     def merge(response: Entry) -> None:
-        for group in response["groups"]:
+        for group, denied in zip(response["groups"], hidden, strict=True):
             group["topics"] = _visible(call, group["topics"])
-            denied = hidden.get(group["group_id"], ())
             group["topics"] += [_topic(topic, _unfetched(topic, error)) for topic, error in denied]
         response["groups"] += [
             {"group_id": group["group_id"], "topics": [], "error_code": _CODE} for group in refused
@@ -169,10 +167,10 @@ def offset_delete(call: Call) -> Merge | None:
 def described(asked: str) -> Rule:
     """Describe of each group of a list. `asked`: its name in the request."""
 
-    def rule(call: Call) -> Merge:
-        names = call.request[asked]
-        denied = [name for name in names if not call.may(DESCRIBE, GROUP, name)]
-        call.request[asked] = [name for name in names if name not in denied]
+    def rule(call: Call) -> Steps:
+        call.request[asked], denied = yield from separated(
+            call, call.request[asked], lambda name: call.may(DESCRIBE, GROUP, name)
+        )
 
         def merge(response: Entry) -> None:
             show_group_operations(call, response["groups"])
@@ -202,11 +200,11 @@ def list_groups(call: Call) -> Merge:
     return merge
 
 
-def delete_groups(call: Call) -> Merge | None:
+def delete_groups(call: Call) -> Steps:
     """Delete of each group."""
-    names = call.request["groups_names"]
-    denied = [name for name in names if not call.may(DELETE, GROUP, name)]
-    call.request["groups_names"] = [name for name in names if name not in denied]
+    call.request["groups_names"], denied = yield from separated(
+        call, call.request["groups_names"], lambda name: call.may(DELETE, GROUP, name)
+    )
 
     def merge(response: Entry) -> None:
         response["results"] += [{"group_id": name, "error_code": _CODE} for name in denied]
@@ -214,19 +212,19 @@ def delete_groups(call: Call) -> Merge | None:
     return merge if denied else None
 
 
-def share_offsets(call: Call) -> Merge:
+def share_offsets(call: Call) -> Steps:
     """Describe of each group and topic."""
     request = call.request
-    refused = [g for g in request["groups"] if not call.may(DESCRIBE, GROUP, g["group_id"])]
-    request["groups"] = [group for group in request["groups"] if group not in refused]
-    hidden = {
-        group["group_id"]: denied
+    request["groups"], refused = yield from separated(
+        call, request["groups"], lambda group: call.may(DESCRIBE, GROUP, group["group_id"])
+    )
+    hidden = [
+        denied_topics(call, group, "topics", DESCRIBE, field="topic_name")
         for group in request["groups"]
-        if (denied := denied_topics(call, group, "topics", DESCRIBE, field="topic_name"))
-    }
+    ]
 
     def merge(response: Entry) -> None:
-        for group in response["groups"]:
+        for group, denied in zip(response["groups"], hidden, strict=True):
             group["topics"] += [
                 {
                     "topic_name": topic["topic_name"], "topic_id": ZERO_UUID,
@@ -236,7 +234,7 @@ def share_offsets(call: Call) -> Merge:
                         for index in topic["partitions"]
                     ],
                 }
-                for topic, error in hidden.get(group["group_id"], ())
+                for topic, error in denied
             ]  # fmt: skip
         response["groups"] += [
             {"group_id": group["group_id"], "topics": [], "error_code": _CODE} for group in refused

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from netfront.kafka.apis.call import Call, DisconnectError, RefusedError
+from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.rights.checks import (
     ON_CLUSTER,
     AnsweredError,
@@ -14,6 +15,7 @@ from netfront.kafka.rights.checks import (
     failed,
     require,
     sentence,
+    separated,
 )
 from netfront.kafka.wire.codec import ZERO_UUID
 from netfront.kafka.wire.errors import KafkaError
@@ -113,12 +115,12 @@ def add_partitions(call: Call) -> None:
     if not call.may(WRITE, TRANSACTIONAL_ID, request["v3_and_below_transactional_id"]):
         error = KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         raise AnsweredError(_added([(topic, error) for topic in topics]))
-    denied = [topic for topic in topics if not call.may(WRITE, TOPIC, topic["name"])]
+    denied = {topic["name"] for topic in topics if not call.may(WRITE, TOPIC, topic["name"])}
     if denied:
         raise AnsweredError(
             _added(
                 [
-                    (topic, KafkaError.TOPIC_AUTHORIZATION_FAILED if topic in denied
+                    (topic, KafkaError.TOPIC_AUTHORIZATION_FAILED if topic["name"] in denied
                      else KafkaError.OPERATION_NOT_ATTEMPTED)
                     for topic in topics
                 ]
@@ -209,12 +211,12 @@ def producers(topic: Entry, error: KafkaError) -> list[Entry]:
     ]  # fmt: skip
 
 
-def describe_transactions(call: Call) -> Merge | None:
+def describe_transactions(call: Call) -> Steps:
     """Describe of each transactional id."""
     request = call.request
-    names = request["transactional_ids"]
-    denied = [name for name in names if not call.may(DESCRIBE, TRANSACTIONAL_ID, name)]
-    request["transactional_ids"] = [name for name in names if name not in denied]
+    request["transactional_ids"], denied = yield from separated(
+        call, request["transactional_ids"], lambda name: call.may(DESCRIBE, TRANSACTIONAL_ID, name)
+    )
 
     def merge(response: Entry) -> None:
         response["transaction_states"] += [

@@ -14,6 +14,7 @@ Source: Kafka's KafkaApis, and the table of operations and resources of its docu
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Final
 
 from netfront.kafka.apis.call import Call, Handler
@@ -100,7 +101,8 @@ def allowed(call: Call, handler: Handler) -> Steps:
         return (yield from handler(call))
     rule = RULES.get(call.api, on_cluster(ALTER))
     try:
-        merge = rule(call)
+        found = rule(call)
+        merge = (yield from found) if isinstance(found, Generator) else found
     except AnsweredError as answered:
         return answered.response
     response = yield from handler(call)

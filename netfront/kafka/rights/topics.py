@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from netfront.kafka.apis.call import Call
+from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.rights.checks import (
     ON_CLUSTER,
     AnsweredError,
@@ -13,6 +14,7 @@ from netfront.kafka.rights.checks import (
     Rule,
     denied_topics,
     sentence,
+    separated,
     show_cluster_operations,
     show_topic_operations,
     topic_error,
@@ -101,13 +103,14 @@ def describe_cluster(call: Call) -> Merge:
 # ---- CreateTopics, DeleteTopics, CreatePartitions ------------------------------------------------
 
 
-def create_topics(call: Call) -> Merge:
+def create_topics(call: Call) -> Steps:
     """Create of each topic, or of the cluster. Its settings are shown to who may describe them."""
     request = call.request
     denied: list[Entry] = []
     if not call.may(CREATE, *ON_CLUSTER):
-        denied = [each for each in request["topics"] if not call.may(CREATE, TOPIC, each["name"])]
-        request["topics"] = [topic for topic in request["topics"] if topic not in denied]
+        request["topics"], denied = yield from separated(
+            call, request["topics"], lambda topic: call.may(CREATE, TOPIC, topic["name"])
+        )
 
     def merge(response: Entry) -> None:
         for topic in response["topics"]:

@@ -8,7 +8,8 @@ Owner: pure, but for the file, which is read once.
 Invariants:
 - Decoding takes memory for bytes that are there. A length or count is checked against the bytes
   that are left before anything is made for it.
-- A message has at most VALUES_MAX elements of arrays.
+- A message has at most VALUES_MAX elements of arrays, and a request those of its API
+  (`entries_max`): one request takes tens of MiB at most, and a part of a second.
 - Any bytes give a message or MalformedError.
 - An encoder writes the fields of its version. A missing field has its default.
 """
@@ -24,6 +25,10 @@ from typing import Any
 import orjson
 
 VALUES_MAX = 262_144
+PARTITION_ENTRIES_MAX = 65_536
+ENTRIES_MAX = 32_768
+OF_PARTITIONS = frozenset((0, 1, 2, 8, 9, 23, 24, 28, 68, 78, 79))
+"""APIs of programs, whose requests name partitions. Requests of all others are smaller."""
 ZERO_UUID = bytes(16)
 NULL_UUID = ZERO_UUID
 Readable = bytes | memoryview
@@ -49,14 +54,14 @@ class MalformedError(ValueError):
 class Reader:
     """A cursor in the bytes of one message."""
 
-    __slots__ = ("data", "end", "left", "position")
+    __slots__ = ("data", "end", "left", "limit", "position")
 
     def __init__(self, data: bytes, position: int = 0) -> None:
         self.data = data
         self.position = position
         self.end = len(data)
-        self.left = VALUES_MAX
-        """Elements of arrays that may still come."""
+        self.left = self.limit = VALUES_MAX
+        """`left`: elements of arrays that may still come."""
 
     def take(self, length: int) -> int:
         """Advance by `length` bytes; return where they begin. Raises MalformedError."""
@@ -95,7 +100,9 @@ class Reader:
             )
         self.left -= count
         if self.left < 0:
-            raise MalformedError(f"the message has more than {VALUES_MAX} elements of arrays")
+            raise MalformedError(
+                f"the message has more than {self.limit} elements of arrays: ask for fewer at once"
+            )
         return count
 
 
@@ -129,11 +136,24 @@ def is_flexible(api: int, version: int) -> bool:
 # ---- decoding ------------------------------------------------------------------------------------
 
 
+def entries_max(api: int) -> int:
+    """The most elements of arrays in a request of an API."""
+    return PARTITION_ENTRIES_MAX if api in OF_PARTITIONS else ENTRIES_MAX
+
+
 @cache
 def request_reader(api: int, version: int) -> Read:
     """The decoder of a request's body."""
     found = definitions()[str(api)]
-    return _struct_reader(found["request"], version, version >= found["flexible"])
+    read_body = _struct_reader(found["request"], version, version >= found["flexible"])
+    limit = entries_max(api)
+
+    def read(reader: Reader) -> Message:
+        reader.left = reader.limit = min(reader.left, limit)
+        message: Message = read_body(reader)
+        return message
+
+    return read
 
 
 @cache
@@ -190,7 +210,7 @@ def _struct_reader(fields: list[dict[str, Any]], version: int, flexible: bool) -
             if tag in tagged:
                 name, read = tagged[tag]
                 within = Reader(reader.data, start)
-                within.end, within.left = start + size, reader.left
+                within.end, within.left, within.limit = start + size, reader.left, reader.limit
                 found[name] = read(within)
                 reader.left = within.left
                 if within.position > start + size:

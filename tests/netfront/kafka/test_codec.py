@@ -12,7 +12,7 @@ from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
 from netfront.kafka.wire.codec import (
-    VALUES_MAX,
+    ENTRIES_MAX,
     MalformedError,
     Reader,
     decode,
@@ -136,9 +136,9 @@ def test_a_claimed_count_takes_no_memory(count: int) -> None:
 
 def test_a_message_has_a_bounded_number_of_values() -> None:
     body = bytearray()
-    write_varint(body, VALUES_MAX + 2)
-    body += bytes(VALUES_MAX + 2)
-    with pytest.raises(MalformedError, match=f"more than {VALUES_MAX}"):
+    write_varint(body, ENTRIES_MAX + 2)
+    body += bytes(ENTRIES_MAX + 2)
+    with pytest.raises(MalformedError, match=f"more than {ENTRIES_MAX}"):
         decode(request_reader(75, 0), Reader(bytes(body)))
 
 

@@ -265,7 +265,7 @@ def test_a_log_that_ends_before_what_was_read_is_named() -> None:
     assert (there.start, there.end) == (25, 30)
 
 
-def test_another_topic_of_the_same_name_is_told_apart_from_a_deleted_one() -> None:
+def test_another_topic_of_the_same_name_is_separated_from_a_deleted_one() -> None:
     position = Position({KEYS[0]: 3}, {"t": ID})
     with pytest.raises(UnknownTopicError, match="topic 't', which the query reads, was deleted"):
         Losses(True).check_topics(position, view())

@@ -96,7 +96,7 @@ def test_a_user_of_the_group_gets_in_and_another_one_is_told_permission_denied(
 
 @as_another_user
 @pytest.mark.root
-def test_a_directory_that_may_not_be_entered_is_told_apart(directory: pathlib.Path) -> None:
+def test_a_directory_that_may_not_be_entered_is_separated(directory: pathlib.Path) -> None:
     path = directory / "s"
     with start(path, ipc_mode="0666") as appliance:
         assert send_as_nobody(appliance, path) == ("sent", "waited briefly")

@@ -198,7 +198,7 @@ def test_a_taken_name_is_refused_and_another_one_offered(
     assert values(kept, f"{topic}-old", 1) == [b"old"]
 
 
-def test_two_deletions_of_one_name_are_told_apart_by_id(
+def test_two_deletions_of_one_name_are_separated_by_id(
     kept: EmbeddedAppliance, admin: Admin, topic: str
 ) -> None:
     ids = []

@@ -65,7 +65,7 @@ def _kind(value: Any) -> int:
     return DOUBLE if isinstance(value, float) else STRING
 
 
-def described_topic(route: Assignment, keys: list[str] | None) -> list[dict[str, Any]]:
+def described_topic(route: Assignment, keys: set[str] | None) -> list[dict[str, Any]]:
     """The settings of a topic; `keys`: these only."""
     return [
         described(

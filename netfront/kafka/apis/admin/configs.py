@@ -24,6 +24,7 @@ from netfront.kafka.apis.admin.config_values import (
 )
 from netfront.kafka.apis.call import NODE_ID, Call
 from netfront.kafka.apis.cluster.brokers import host_and_port
+from netfront.kafka.apis.pause import give_way
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError, kafka_error
 from tailrace.core.error_codes import ErrorCode
@@ -44,10 +45,13 @@ OF_REPLICATION = (
 def describe_configs(call: Call) -> Steps:
     """Describe topics and the broker."""
     results = []
-    for resource in call.request["resources"]:
-        kind, name, keys = (
-            resource["resource_type"], resource["resource_name"], resource["configuration_keys"],
-        )  # fmt: skip
+    resources = {
+        (each["resource_type"], each["resource_name"]): each["configuration_keys"]
+        for each in call.request["resources"]
+    }  # one that is named twice is described once
+    for number, ((kind, name), named) in enumerate(resources.items()):
+        yield from give_way(call.services, number)
+        keys = None if named is None else set(named)
         result: dict[str, Any] = {
             "error_code": KafkaError.NONE, "error_message": None, "resource_type": kind,
             "resource_name": name, "configs": [],
@@ -75,7 +79,7 @@ def describe_configs(call: Call) -> Steps:
     return {"results": results}
 
 
-def _kafkas_of_broker(call: Call, keys: list[str] | None) -> list[dict[str, Any]]:
+def _kafkas_of_broker(call: Call, keys: set[str] | None) -> list[dict[str, Any]]:
     """Settings of a Kafka broker that tools ask for, as they are here."""
     host, port = host_and_port(call)
     settings = call.services.settings
@@ -95,9 +99,7 @@ def _kafkas_of_broker(call: Call, keys: list[str] | None) -> list[dict[str, Any]
     ]
 
 
-def _described_broker(
-    configs: list[dict[str, Any]], keys: list[str] | None
-) -> list[dict[str, Any]]:
+def _described_broker(configs: list[dict[str, Any]], keys: set[str] | None) -> list[dict[str, Any]]:
     found = []
     for config in configs:
         name = config["name"]
@@ -115,7 +117,8 @@ def _described_broker(
 def alter_configs(call: Call) -> Steps:
     """Replace all settings of resources: those that are not named get their defaults."""
     responses = []
-    for resource in call.request["resources"]:
+    for number, resource in enumerate(call.request["resources"]):
+        yield from give_way(call.services, number)
         given = {config["name"]: config["value"] for config in resource["configs"]}
         if resource["resource_type"] == TOPIC:
             route = call.services.routes.find_by_name(resource["resource_name"], 0)
@@ -130,7 +133,8 @@ def alter_configs(call: Call) -> Steps:
 def incremental_alter_configs(call: Call) -> Steps:
     """Change single settings of resources."""
     responses = []
-    for resource in call.request["resources"]:
+    for number, resource in enumerate(call.request["resources"]):
+        yield from give_way(call.services, number)
         try:
             given = _changes(call, resource)
         except ConfigError as error:

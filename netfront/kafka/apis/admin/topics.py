@@ -13,6 +13,7 @@ from typing import Any
 from netfront.kafka.apis.admin.config_values import ConfigError, described_topic, ours_of
 from netfront.kafka.apis.call import NODE_ID, Call
 from netfront.kafka.apis.cluster.topic_creation import wait_for_route
+from netfront.kafka.apis.pause import give_way
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.codec import ZERO_UUID
 from netfront.kafka.wire.errors import KafkaError, kafka_error
@@ -36,17 +37,18 @@ def create_topics(call: Call) -> Steps:
     request = call.request
     validate_only = bool(request.get("validate_only"))
     counts = Counter(topic["name"] for topic in request["topics"])
+    named = {topic["name"]: topic for topic in request["topics"]}
     topics = []
-    for name, count in counts.items():
+    for number, (name, count) in enumerate(counts.items()):
+        yield from give_way(call.services, number)
         entry: dict[str, Any] = {"name": name, "error_code": KafkaError.NONE}
         topics.append(entry)
-        topic = next(topic for topic in request["topics"] if topic["name"] == name)
         try:
             if count > 1:
                 raise TopicError(
                     KafkaError.INVALID_REQUEST, f"the request names {name} {count} times"
                 )
-            asked = _topic_of(call, topic)
+            asked = _topic_of(call, named[name])
         except (TopicError, ConfigError) as error:
             entry.update(error_code=error.code, error_message=str(error))
             continue
@@ -129,7 +131,8 @@ def delete_topics(call: Call) -> Steps:
         {"name": name, "topic_id": ZERO_UUID} for name in call.request.get("topic_names", ())
     ]
     responses = []
-    for topic in asked:
+    for number, topic in enumerate(asked):
+        yield from give_way(call.services, number)
         name, topic_id = topic["name"], topic["topic_id"]
         entry: dict[str, Any] = {
             "name": name, "topic_id": topic_id, "error_code": KafkaError.NONE,
@@ -153,7 +156,8 @@ def delete_topics(call: Call) -> Steps:
 def create_partitions(call: Call) -> Steps:
     """Add partitions to topics."""
     results = []
-    for topic in call.request["topics"]:
+    for number, topic in enumerate(call.request["topics"]):
+        yield from give_way(call.services, number)
         name, count = topic["name"], topic["count"]
         entry: dict[str, Any] = {
             "name": name, "error_code": KafkaError.NONE, "error_message": None,

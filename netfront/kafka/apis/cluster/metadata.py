@@ -16,6 +16,7 @@ from netfront.kafka.apis.cluster.topic_entries import (
     topic_entry,
     topic_entry_of_id,
 )
+from netfront.kafka.apis.pause import give_way
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.codec import ZERO_UUID
 from netfront.kafka.wire.errors import KafkaError
@@ -33,7 +34,9 @@ def metadata(call: Call) -> Steps:
     else:
         found = []
         creates = bool(request.get("allow_auto_topic_creation", True))
-        for topic in asked[:TOPICS_AT_ONCE_MAX]:
+        named = {(each.get("name"), each.get("topic_id")): each for each in asked}
+        for number, topic in enumerate(list(named.values())[:TOPICS_AT_ONCE_MAX]):
+            yield from give_way(services, number)
             name = topic.get("name")
             if name is None:
                 found.append(topic_entry_of_id(services, topic.get("topic_id", ZERO_UUID)))

@@ -19,6 +19,7 @@ from netfront.kafka.apis.groups.topic_patterns import (
     patterns_of,
     restore,
 )
+from netfront.kafka.apis.pause import give_way
 from netfront.kafka.apis.shared_state import classic_groups
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError, coordinator_error
@@ -133,7 +134,8 @@ def _changes(call: Call, member_id: str) -> dict[str, Any]:
 def describe(call: Call) -> Steps:
     """Describe groups of this protocol."""
     groups = []
-    for name in call.request["group_ids"]:
+    for number, name in enumerate(dict.fromkeys(call.request["group_ids"])):
+        yield from give_way(call.services, number)
         groups.append((yield from _described(call, name)))
     return {"groups": groups}
 

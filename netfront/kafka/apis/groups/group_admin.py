@@ -10,6 +10,7 @@ from typing import Any
 
 from netfront.kafka.apis.call import Call, RefusedError
 from netfront.kafka.apis.groups.classic_groups import check_group_name
+from netfront.kafka.apis.pause import give_way
 from netfront.kafka.apis.shared_state import classic_groups
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.groups.classic_group import ClassicGroup, State
@@ -75,7 +76,8 @@ def _listed(summary: dict[str, Any]) -> dict[str, Any]:
 def describe_groups(call: Call) -> Steps:
     """Describe groups of the classic protocol, and groups without members."""
     groups = []
-    for name in call.request["groups"]:
+    for number, name in enumerate(dict.fromkeys(call.request["groups"])):
+        yield from give_way(call.services, number)
         group = classic_groups(call.services).get(name)
         if group is not None and group.members:
             entry = _described(group)

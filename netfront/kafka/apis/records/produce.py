@@ -141,6 +141,7 @@ def collect_results(
     until_ns = call.services.now_ns + CONCURRENT_NS
     while sent:
         later: list[tuple[Part, bytearray]] = []
+        early_parts: set[int] = set()
         for group, waiter in sent:
             answer = yield waiter
             if answer.code is not ErrorCode.OK:
@@ -150,7 +151,8 @@ def collect_results(
             for (part, batch), result in zip(group.batches, results, strict=True):
                 keep_message(batch)  # its memory is another batch's once nobody sees it
                 is_early = result.error in EARLY and call.services.now_ns < until_ns
-                if writer is not None and (is_early or part in [p for p, _ in later]):
+                if writer is not None and (is_early or id(part) in early_parts):
+                    early_parts.add(id(part))
                     later.append((part, batch))
                 else:
                     yield from _note(call, part, result, writer)

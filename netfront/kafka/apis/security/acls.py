@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from netfront.kafka.apis.call import Call, RefusedError
+from netfront.kafka.apis.pause import give_way
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError, kafka_error
 from shm.rights.acl import (
@@ -169,7 +170,8 @@ def create_acls(call: Call) -> Steps:
         {"error_code": KafkaError.NONE, "error_message": None} for _ in creations
     ]
     added: list[tuple[dict[str, Any], Rule]] = []
-    for creation, result in zip(creations, results, strict=True):
+    for number, (creation, result) in enumerate(zip(creations, results, strict=True)):
+        yield from give_way(call.services, number)
         try:
             _check_users(call)
             added.append((result, _rule_of(creation)))
@@ -214,7 +216,8 @@ def _rule_of(creation: dict[str, Any]) -> Rule:
 def delete_acls(call: Call) -> Steps:
     """Remove the rules that filters choose."""
     results = []
-    for asked in call.request["filters"]:
+    for number, asked in enumerate(call.request["filters"]):
+        yield from give_way(call.services, number)
         result: dict[str, Any] = {
             "error_code": KafkaError.NONE, "error_message": None, "matching_acls": [],
         }  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from netfront.kafka.apis.call import Call, RefusedError
+from netfront.kafka.apis.pause import give_way
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError, kafka_error
 from shm.quotas.quota_rules import DEFAULT, Entity, parse_rules
@@ -25,6 +26,10 @@ def describe_quotas(call: Call) -> Steps:
     for component in components:
         if component["entity_type"] not in (USER, CLIENT):
             raise RefusedError(KafkaError.INVALID_REQUEST, _no_entity(component["entity_type"]))
+    if len({component["entity_type"] for component in components}) < len(components):
+        raise RefusedError(
+            KafkaError.INVALID_REQUEST, "the request names a type of entity twice: name each once"
+        )
     answer = yield call.ask(Api.DESCRIBE_QUOTAS, {})
     if answer.code is not ErrorCode.OK:
         raise RefusedError(_error(answer.code), answer.sentence)
@@ -66,7 +71,8 @@ def _is_chosen(entity: Entity, components: list[dict[str, Any]], strict: bool) -
 def alter_quotas(call: Call) -> Steps:
     """Change the quotas of entities, one by one."""
     entries = []
-    for asked in call.request["entries"]:
+    for number, asked in enumerate(call.request["entries"]):
+        yield from give_way(call.services, number)
         entry = {
             "error_code": KafkaError.NONE, "error_message": None, "entity": asked["entity"]
         }  # fmt: skip

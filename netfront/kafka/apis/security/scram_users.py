@@ -6,9 +6,11 @@ goes further. A user that does not exist is made: it may do nothing before a rul
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from netfront.kafka.apis.call import Call, RefusedError
+from netfront.kafka.apis.pause import give_way
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError, kafka_error
 from shm.rights.scram import (
@@ -36,8 +38,9 @@ def describe_credentials(call: Call) -> Steps:
         users = yield from _users(call)
         return _described([_credentials(user) for user in users if user["scram"]])
     results = []
-    for name in dict.fromkeys(names):
-        if names.count(name) > 1:
+    for number, (name, count) in enumerate(Counter(names).items()):
+        yield from give_way(call.services, number)
+        if count > 1:
             sentence = f"the request names {name} more than once"
             results.append(_failed(name, KafkaError.DUPLICATE_RESOURCE, sentence))
             continue
@@ -113,7 +116,8 @@ def alter_credentials(call: Call) -> Steps:
         for change in call.request[part]:
             changes.setdefault(change["name"], []).append(change)
     results = []
-    for name, some in changes.items():
+    for number, (name, some) in enumerate(changes.items()):
+        yield from give_way(call.services, number)
         result = {"user": name, "error_code": KafkaError.NONE, "error_message": None}
         results.append(result)
         try:

@@ -19,7 +19,7 @@ ALL_GROUP_OPERATIONS = 0b0000_0001_0100_1000
 def describe(call: Call) -> Steps:
     """Describe share groups."""
     groups = []
-    for name in call.request["group_ids"]:
+    for name in dict.fromkeys(call.request["group_ids"]):
         entry = yield from _described(call, name)
         entry["authorized_operations"] = (
             ALL_GROUP_OPERATIONS if call.request["include_authorized_operations"] else UNASKED

@@ -113,16 +113,14 @@ def delete_offsets(call: Call) -> Steps:
     """Forget topics of a group without members."""
     known = yield from _partitions_of(call, call.request["group_id"])
     names = [topic["topic_name"] for topic in call.request["topics"]]
-    entries = [[name, index, None] for name, index in known if name in names]
-    refused = yield from _change(call, entries)
+    wished, of_group = set(names), {name for name, _ in known}
+    entries = [[name, index, None] for name, index in known if name in wished]
+    refused = {place[0]: why for place, why in (yield from _change(call, entries)).items()}
     responses = []
     for name in names:
-        code, sentence = KafkaError.NONE, None
-        if not any(place[0] == name for place in known):
+        code, sentence = refused.get(name, (KafkaError.NONE, None))
+        if name not in of_group:
             code, sentence = KafkaError.UNKNOWN_TOPIC_OR_PARTITION, "the group has no such topic"
-        for place, (error, text) in refused.items():
-            if place[0] == name:
-                code, sentence = error, text
         responses.append(
             {"topic_name": name, "topic_id": _topic_id(call, name), "error_code": code,
              "error_message": sentence}
