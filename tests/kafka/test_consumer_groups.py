@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import pytest
 
-from netfront.kafka.apis.call import RefusedError
-from netfront.kafka.apis.groups.topic_patterns import checked_pattern
 from netfront.kafka.wire.errors import KafkaError
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
@@ -69,7 +66,7 @@ def test_a_member_joins_owns_and_leaves(appliance: EmbeddedAppliance, gateway: s
     [
         ({"server_assignor": "none-such"}, KafkaError.UNSUPPORTED_ASSIGNOR),
         ({"subscribed_topic_regex": "("}, KafkaError.INVALID_REGULAR_EXPRESSION),
-        ({"subscribed_topic_regex": "(a+)+b"}, KafkaError.INVALID_REGULAR_EXPRESSION),
+        ({"subscribed_topic_regex": "(?=a)b"}, KafkaError.INVALID_REGULAR_EXPRESSION),
     ],
 )
 def test_a_join_that_cannot_be_is_refused(
@@ -125,18 +122,6 @@ def test_a_pattern_is_taken_up_again_after_a_restart_of_the_gateway(
             return found == {(first, 0), (second, 0)}
 
         wait_until(has_both, "the member has the topic that came after the restart")
-
-
-@pytest.mark.parametrize("text", ["(a*)*", "a*b*c*d*", "(?=x)", r"(a)\1", "x" * 300, "[", "a{1,"])
-def test_patterns_that_take_long_are_refused(text: str) -> None:
-    with contextlib.suppress(RefusedError):
-        assert checked_pattern(text).fullmatch("x" * 249) is None
-        assert text == "a{1,"  # a text like any other
-
-
-@pytest.mark.parametrize("text", ["orders", "orders.*", "(orders|trades)-[0-9]+", r"a\.b", ".*"])
-def test_patterns_of_use_are_taken(text: str) -> None:
-    assert checked_pattern(text)
 
 
 def test_librdkafka_moves_to_our_consumer_with_its_offsets(

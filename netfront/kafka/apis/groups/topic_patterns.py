@@ -4,7 +4,7 @@ The process of groups knows names alone: the gateway matches the pattern with th
 It leaves the pattern with the member there (`kept_text`), and gets it back after a restart.
 
 Invariants:
-- A pattern is matched in time that is bounded by its form: `checked_pattern`.
+- A pattern is matched in linear time (`name_pattern`). One that is kept is checked like a new one.
 - The pattern of a member is forgotten with the member: when it leaves, when the coordinator no
   longer knows it, or when it was silent for the longest session timeout.
 """
@@ -12,26 +12,22 @@ Invariants:
 from __future__ import annotations
 
 import logging
-import re
 from typing import Any
 
 import orjson
 
 from netfront.kafka.apis.call import Call, RefusedError
+from netfront.kafka.apis.groups.name_pattern import NamePattern, PatternError, name_pattern
 from netfront.kafka.wire.errors import KafkaError
 from netfront.kafka.wire.plain_json import plain_json
 from shm.rights.acl import READ, TOPIC
 
 logger = logging.getLogger(__name__)
 
-PATTERN_MAX = 249
 KEPT_MAX = 4_096
 """Characters that the process of groups keeps of a member's `pattern`."""
-REPEATS_MAX = 3
 PATTERNS_MAX = 10_000
 SILENT_MS = 45_000
-_REPEAT = re.compile(r"[*+?}]")
-_REPEATED_GROUP = re.compile(r"\)[*+?{]")
 
 
 def patterns_of(call: Call) -> dict[tuple[str, str], list[Any]]:
@@ -69,7 +65,8 @@ def matched_topics(call: Call, member_id: str, topics: list[str] | None) -> list
                 KafkaError.GROUP_MAX_SIZE_REACHED,
                 f"{PATTERNS_MAX} members have patterns already; subscribe to names",
             )
-        patterns[key] = [checked_pattern(text), topics or [], None, 0]
+        checked_pattern(text)
+        patterns[key] = [text, topics or [], None, 0]
     kept = patterns.pop(key, None)
     if kept is None:
         return None
@@ -81,10 +78,8 @@ def matched_topics(call: Call, member_id: str, topics: list[str] | None) -> list
     if kept[2] is names and text is None:
         return None
     kept[2] = names
-    return [
-        *kept[1],
-        *(name for name in names if call.may(READ, TOPIC, name) and kept[0].fullmatch(name)),
-    ]
+    matched = checked_pattern(kept[0]).matching(names)
+    return [*kept[1], *(name for name in matched if call.may(READ, TOPIC, name))]
 
 
 def kept_text(call: Call, member_id: str) -> str | None:
@@ -98,7 +93,7 @@ def kept_text(call: Call, member_id: str) -> str | None:
     kept = patterns_of(call).get((request["group_id"], member_id))
     if kept is None:
         return None if pattern is None else ""
-    text = plain_json([kept[0].pattern, kept[1]])
+    text = plain_json([kept[0], kept[1]])
     if len(text) > KEPT_MAX:
         raise RefusedError(
             KafkaError.INVALID_REQUEST,
@@ -115,33 +110,19 @@ def restore(call: Call, member_id: str, text: str) -> None:
         return
     try:
         pattern, topics = orjson.loads(text)
-        patterns[key] = [checked_pattern(pattern), topics, None, call.services.now_ns]
+        checked_pattern(pattern)
+        patterns[key] = [pattern, topics, None, call.services.now_ns]
     except (ValueError, TypeError, RefusedError):
         logger.error("kafka_pattern_not_restored group=%s member=%s", *key)
 
 
-def checked_pattern(text: str) -> re.Pattern[str]:
-    """Compile a pattern that is matched quickly whatever it is matched with. Raises RefusedError.
-
-    Python's matcher tries all ways: with a repeated group, or many repetitions, it would take
-    longer than anything here may.
-    """
-    plain = re.sub(r"\\.|\[[^\]]*\]", "x", text)
-    if (
-        len(text) > PATTERN_MAX
-        or "(?" in plain
-        or re.search(r"\\[1-9]", text)
-        or _REPEATED_GROUP.search(plain)
-        or len(_REPEAT.findall(plain)) > REPEATS_MAX
-    ):
+def checked_pattern(text: str) -> NamePattern:
+    """The pattern of a text. Raises RefusedError."""
+    try:
+        return name_pattern(text)
+    except PatternError as error:
         raise RefusedError(
             KafkaError.INVALID_REGULAR_EXPRESSION,
-            f"the pattern is too complex: use at most {REPEATS_MAX} repetitions, of no group, and "
-            f"{PATTERN_MAX} characters; or subscribe to names",
-        )
-    try:
-        return re.compile(text)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise RefusedError(
-            KafkaError.INVALID_REGULAR_EXPRESSION, f"the pattern is not valid: {error}"
+            f"the pattern is not taken: {error}. A pattern has characters, '.', classes such as "
+            "[a-z] and \\d, groups, '|', '^', '$', and * + ? {n,m}; or subscribe to names",
         ) from None
