@@ -173,6 +173,22 @@ def test_a_request_without_a_header_behind_a_token_ends_its_connection_alone(
         assert other.ask(METADATA, 9, {"topics": None})["topics"], "the gateway lives"
 
 
+def test_a_burst_of_logins_waits_and_none_is_told_that_it_failed(users: Users) -> None:
+    add(users, "bursting")
+    token = f"\0bursting\0{PASSWORD}".encode()
+    clients = [RawKafka(users.appliance.kafka_addresses[0]) for _ in range(100)]
+    try:
+        for client in clients:
+            assert client.ask(HANDSHAKE, 1, {"mechanism": "PLAIN"})["error_code"] == 0
+        for client in clients:
+            client.send(AUTHENTICATE, 2, {"auth_bytes": token})
+        found = [client.receive(AUTHENTICATE, 2)[1]["error_code"] for client in clients]
+        assert found == [0] * len(clients)
+    finally:
+        for client in clients:
+            client.close()
+
+
 def test_a_connection_logs_in_again_as_the_same_user_alone(users: Users) -> None:
     add(users, "second")
     with RawKafka(users.appliance.kafka_addresses[0]) as client:

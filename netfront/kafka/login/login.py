@@ -32,6 +32,8 @@ PLAIN = "PLAIN"
 MECHANISMS = (SHA_512, SHA_256, PLAIN)
 """The mechanisms, the preferred one first."""
 TOKEN_MAX_BYTES = 16 << 10
+NAME_SHOWN_MAX = 100
+"""Characters of a name that are logged, as in the audit log."""
 REFUSED = "the user is unknown or the password is wrong"
 Exchange = Any
 
@@ -144,9 +146,12 @@ class Login:
             raise LoginFailedError("a client cannot act as another user")
         user = self._logins.gate.user(self.user)
         stored = "" if user is None else user.password_hash
-        is_right = yield self._logins.checks.check(password, stored, self._host)
-        if is_right is None:
-            raise LoginFailedError("too many clients log in now: try again")
+        checks = self._logins.checks
+        waiter = checks.check(self.user, password, stored, self._host)
+        try:
+            is_right = yield waiter
+        finally:
+            checks.forget(waiter)
         if not is_right:
             raise LoginFailedError(REFUSED)
         return stored
@@ -162,7 +167,10 @@ class Login:
     def fail(self, reason: str) -> None:
         """Note that the exchange has failed."""
         logger.warning(
-            "kafka_login_failed user=%r host=%s reason=%r", self.user, self._host, reason
+            "kafka_login_failed user=%r host=%s reason=%r",
+            self.user[:NAME_SHOWN_MAX],
+            self._host,
+            reason,
         )
         self._logins.on_failed(self.user, self._host, reason)
         self.mechanism, self._scram = "", None

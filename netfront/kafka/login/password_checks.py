@@ -3,8 +3,13 @@
 Owner: one gateway. The thread starts with the first password.
 
 Invariants:
-- The loop never waits for a check.
-- At most WAITING_MAX checks wait, WAITING_OF_HOST_MAX of them from one host. Others are refused.
+- The loop never waits for a check, and none is refused: a connection has one at a time, so as many
+  wait as there are connections. A client whose check takes too long is closed without an answer, as
+  every one that does not log in, and tries again.
+- Hosts take turns, so one that sends many passwords keeps no other host waiting for more than its
+  own.
+- Equal passwords of one user from one host are checked once while they wait. A check that nobody
+  waits for any more does not begin.
 - A password that was right is known by a keyed hash of it, as long as its user has it, so that a
   client that comes back needs no other check. A wrong one is always checked, and takes as long as
   that of an unknown user.
@@ -16,19 +21,38 @@ import hmac
 import logging
 import os
 import threading
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import NamedTuple
 
 from netfront.kafka.exchange.waiter import Waiter
 from shm.rights.passwords import is_password
 
 logger = logging.getLogger(__name__)
 
-WAITING_MAX = 256
-WAITING_OF_HOST_MAX = 32
 KNOWN_MAX = 10_000
 Check = Callable[[str, str], bool]
+
+
+class Asked(NamedTuple):
+    """A password to check. Equal ones are one check."""
+
+    user: str
+    stored: str
+    """Hash of the user's password; "": the user is unknown."""
+    keyed: bytes
+
+
+class _Waiting:
+    """A check that waits or runs, and those who wait for it."""
+
+    __slots__ = ("asked", "password", "waiters")
+
+    def __init__(self, asked: Asked, password: str) -> None:
+        self.asked = asked
+        self.password = password
+        self.waiters: dict[Waiter, None] = {}
 
 
 class PasswordChecks:
@@ -41,58 +65,97 @@ class PasswordChecks:
         self._key = os.urandom(32)
         self._known: OrderedDict[str, bytes] = OrderedDict()
         """Keyed hash of the right password, by its argon2id hash."""
-        self._waiting: Counter[str] = Counter()
-        """Checks that wait, by host."""
-        self._asked: SimpleQueue[tuple[Waiter, str, str, str]] = SimpleQueue()
-        self._done: deque[tuple[Waiter, str, str, str, bool]] = deque()
+        self._hosts: OrderedDict[str, OrderedDict[Asked, _Waiting]] = OrderedDict()
+        """Checks that wait, the oldest first, by host; the host whose turn is next comes first."""
+        self._running: _Waiting | None = None
+        self._running_host = ""
+        self._begun: SimpleQueue[tuple[str, str]] = SimpleQueue()
+        self._done: SimpleQueue[bool] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def check(self, password: str, stored: str, host: str) -> Waiter:
-        """The waiter gets True, False, or None when too many checks wait. `stored`: "" for an
-        unknown user.
-        """
+    def check(self, user: str, password: str, stored: str, host: str) -> Waiter:
+        """The waiter gets True or False. `stored`: "" for an unknown user. `forget` drops it."""
         waiter = Waiter()
-        known = self._known.get(stored)
-        if known is not None and hmac.compare_digest(known, self._keyed(password)):
+        asked = Asked(user, stored, self._keyed(password))
+        if self._is_known(asked):
             waiter.complete(True)
             return waiter
-        total = sum(self._waiting.values())
-        if total >= WAITING_MAX or self._waiting[host] >= WAITING_OF_HOST_MAX:
-            waiter.complete(None)
+        running = self._running
+        if running is not None and running.asked == asked and self._running_host == host:
+            running.waiters[waiter] = None
             return waiter
-        self._waiting[host] += 1
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="passwords", daemon=True)
-            self._thread.start()
-        self._asked.put((waiter, password, stored, host))
+        checks = self._hosts.setdefault(host, OrderedDict())
+        if asked not in checks:
+            checks[asked] = _Waiting(asked, password)
+        checks[asked].waiters[waiter] = None
+        self._begin_next()
         return waiter
 
+    def forget(self, waiter: Waiter) -> None:
+        """Drop a check whose client is gone, unless it runs already or another one waits for it."""
+        if waiter.is_done:
+            return
+        if self._running is not None and waiter in self._running.waiters:
+            del self._running.waiters[waiter]
+            return
+        for host, checks in self._hosts.items():
+            for asked, check in checks.items():
+                if waiter in check.waiters:
+                    del check.waiters[waiter]
+                    if not check.waiters:
+                        del checks[asked]
+                    if not checks:
+                        del self._hosts[host]
+                    return
+
     def step(self) -> int:
-        """Complete the checks that are done. Return how many."""
+        """Complete the check that is done, and begin the next one. Return how many are done."""
         count = 0
-        while self._done:
+        while not self._done.empty():
             count += 1
-            waiter, password, stored, host, is_right = self._done.popleft()
-            self._waiting[host] -= 1
-            if not self._waiting[host]:
-                del self._waiting[host]
+            is_right = self._done.get()
+            check, self._running = self._running, None
+            assert check is not None
             if is_right:
-                self._known[stored] = self._keyed(password)
+                self._known[check.asked.stored] = check.asked.keyed
                 if len(self._known) > KNOWN_MAX:
                     self._known.popitem(last=False)
-            waiter.complete(is_right)
+            self._begin_next()
+            for waiter in list(check.waiters):
+                waiter.complete(is_right)
         return count
+
+    def _begin_next(self) -> None:
+        """Give the thread the oldest check of the host whose turn it is."""
+        while self._running is None and self._hosts:
+            host, checks = self._hosts.popitem(last=False)
+            _, check = checks.popitem(last=False)
+            if checks:
+                self._hosts[host] = checks
+            if self._is_known(check.asked):  # it was right for another host meanwhile
+                for waiter in list(check.waiters):
+                    waiter.complete(True)
+                continue
+            self._running, self._running_host = check, host
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="passwords", daemon=True)
+                self._thread.start()
+            self._begun.put((check.password, check.asked.stored))
+
+    def _is_known(self, asked: Asked) -> bool:
+        known = self._known.get(asked.stored)
+        return known is not None and hmac.compare_digest(known, asked.keyed)
 
     def _keyed(self, password: str) -> bytes:
         return hmac.digest(self._key, password.encode("utf-8", "surrogatepass"), "sha256")
 
     def _work(self) -> None:
         while True:
-            waiter, password, stored, host = self._asked.get()
+            password, stored = self._begun.get()
             try:
                 is_right = self._check(password, stored)
             except Exception as error:
                 logger.error("password_check_failed error=%r", str(error))
                 is_right = False
-            self._done.append((waiter, password, stored, host, is_right))
+            self._done.put(is_right)
             self._ring()

@@ -1,11 +1,11 @@
-"""Passwords are checked beside the loop, in bounds, and each right one once."""
+"""Passwords are checked beside the loop, hosts in turn, and each right one once."""
 
 from __future__ import annotations
 
 import threading
 
 from netfront.kafka.exchange.waiter import Waiter
-from netfront.kafka.login.password_checks import WAITING_OF_HOST_MAX, PasswordChecks
+from netfront.kafka.login.password_checks import PasswordChecks
 from tests.kit.processes import wait_until
 
 
@@ -19,8 +19,8 @@ class Bench:
         self.checks = PasswordChecks(self.rung.release, self.check)
 
     def check(self, password: str, stored: str) -> bool:
-        self.gate.wait()
         self.asked.append(password)
+        self.gate.wait()
         if password == "broken":
             raise MemoryError
         return bool(stored) and password == stored
@@ -37,26 +37,56 @@ class Bench:
 def test_a_password_is_checked_once_while_it_is_right() -> None:
     bench = Bench()
     bench.gate.set()
-    assert bench.result(bench.checks.check("right", "right", "h")) is True
-    known = bench.checks.check("right", "right", "h")
+    assert bench.result(bench.checks.check("shop", "right", "right", "h")) is True
+    known = bench.checks.check("shop", "right", "right", "h")
     assert (known.is_done, known.value) == (True, True)
     for password, stored in (("wrong", "right"), ("right", ""), ("broken", "right")):
         for _ in range(2):
-            waiter = bench.checks.check(password, stored, "h")
+            waiter = bench.checks.check("shop", password, stored, "h")
             assert not waiter.is_done
             assert bench.result(waiter) is False
     assert len(bench.asked) == 7
     assert bench.rung.acquire(blocking=False), "the loop was woken"
 
 
-def test_one_host_cannot_take_all_places() -> None:
+def test_hosts_take_turns_and_none_is_refused() -> None:
     bench = Bench()
-    waiters = [bench.checks.check("x", "y", "flood") for _ in range(WAITING_OF_HOST_MAX)]
-    beyond = bench.checks.check("x", "y", "flood")
-    assert (beyond.is_done, beyond.value) == (True, None)
-    other = bench.checks.check("y", "y", "other")
-    assert not other.is_done
+    flood = [bench.checks.check("shop", f"x{n}", "y", "flood") for n in range(60)]
+    others = [bench.checks.check("shop", f"z{n}", "y", "other") for n in range(2)]
+    assert not any(waiter.is_done for waiter in flood + others)
     bench.gate.set()
-    assert bench.result(other) is True
-    assert [bench.result(waiter) for waiter in waiters] == [False] * WAITING_OF_HOST_MAX
-    assert bench.result(bench.checks.check("x", "y", "flood")) is False
+    assert [bench.result(waiter) for waiter in others] == [False, False]
+    assert [name for name in bench.asked if name[0] == "z"] == ["z0", "z1"]
+    assert bench.asked[:5] in (
+        ["x0", "x1", "z0", "x2", "z1"], ["x0", "z0", "x1", "z1", "x2"]
+    )  # fmt: skip
+    assert [bench.result(waiter) for waiter in flood] == [False] * 60
+
+
+def test_equal_passwords_of_a_user_are_checked_once_while_they_wait() -> None:
+    bench = Bench()
+    first = bench.checks.check("shop", "first", "right", "h")
+    equal = [bench.checks.check("shop", "right", "right", "h") for _ in range(5)]
+    away = [bench.checks.check("shop", "right", "right", "other") for _ in range(5)]
+    unknown = [bench.checks.check(name, "x", "", "h") for name in ("a", "b", "a")]
+    joined = bench.checks.check("shop", "first", "right", "h")
+    bench.gate.set()
+    assert [bench.result(waiter) for waiter in (first, joined)] == [False, False]
+    assert [bench.result(waiter) for waiter in equal + away] == [True] * 10
+    assert [bench.result(waiter) for waiter in unknown] == [False] * 3
+    assert sorted(bench.asked) == ["first", "right", "x", "x"]
+
+
+def test_a_check_that_nobody_waits_for_does_not_begin() -> None:
+    bench = Bench()
+    running = bench.checks.check("shop", "running", "y", "h")
+    gone = [bench.checks.check("shop", "gone", "y", "h") for _ in range(2)]
+    half = [bench.checks.check("shop", "half", "y", "h") for _ in range(2)]
+    alone = bench.checks.check("shop", "alone", "y", "other")
+    for waiter in (*gone, half[0], alone, running):
+        bench.checks.forget(waiter)
+        bench.checks.forget(waiter)
+    bench.gate.set()
+    assert bench.result(half[1]) is False
+    assert bench.asked == ["running", "half"]
+    assert not any(waiter.is_done for waiter in (*gone, half[0], alone, running))
