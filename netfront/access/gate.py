@@ -15,7 +15,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import os
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import orjson
@@ -27,6 +27,7 @@ from netfront.session.sessions import Session
 from netfront.socket.zap import CERTIFICATE, TOKEN, Claim
 from shm.rights.acl import acls_of
 from shm.rights.authorizer import PRINCIPALS_MAX, AclTable, Principal
+from shm.rights.scram import ScramShape
 from shm.rights.users import User, UserDirectory, user_of
 from shm.runtime.timing_wheel import NEVER_NS
 from tailrace.core.error_codes import ErrorCode
@@ -156,6 +157,10 @@ class Gate:
     def user(self, name: str) -> User | None:
         """The user of a name, with the credentials of its password in a gateway."""
         return None if self._rights is None else self._rights.users.get(name)
+
+    def scram_shapes(self, mechanism: str) -> Mapping[ScramShape, int]:
+        """The shapes of the users' credentials for a mechanism (see `UserDirectory`)."""
+        return {} if self._rights is None else self._rights.users.scram_shapes(mechanism)
 
     def _is_own_account(self, claim: Claim) -> bool:
         """True over a Unix socket for the account that the appliance runs as, which can read its

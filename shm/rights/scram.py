@@ -36,6 +36,19 @@ SALT_BYTES: Final = 16
 SALT_BYTES_MAX: Final = 128
 
 
+class ScramShape(NamedTuple):
+    """All of a credential that everybody may see but the salt itself."""
+
+    iterations: int
+    salt_bytes: int
+    is_text: bool
+    """True if the salt has letters and digits alone, as Kafka's tools make it."""
+
+
+OWN_SHAPE: Final = ScramShape(ITERATIONS, SALT_BYTES, is_text=False)
+"""Shape of the credentials that `of_password` makes."""
+
+
 class ScramCredential(NamedTuple):
     """A credential of a user for one mechanism."""
 
@@ -47,6 +60,12 @@ class ScramCredential(NamedTuple):
 
     def __repr__(self) -> str:
         return f"<credential of {self.mechanism}>"
+
+    @property
+    def shape(self) -> ScramShape:
+        """What everybody may see of it but the salt."""
+        is_text = self.salt.isascii() and self.salt.isalnum()
+        return ScramShape(self.iterations, len(self.salt), is_text)
 
     def fields(self) -> dict[str, Any]:
         """The credential as an object of JSON."""

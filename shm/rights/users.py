@@ -12,11 +12,12 @@ Invariants:
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from shm.rights.acl import check_user_name
-from shm.rights.scram import ScramCredential, checked_credential
+from shm.rights.scram import HASHES, ScramCredential, ScramShape, checked_credential
 from tailrace.core.errors import InvalidRequestError
 
 KEYS_MAX: Final = 32
@@ -162,6 +163,7 @@ class UserDirectory:
         self._by_name: dict[str, User] = {}
         self._by_key: dict[str, str] = {}
         self._by_account: dict[int, str] = {}
+        self._scram_shapes: dict[str, Counter[ScramShape]] = {name: Counter() for name in HASHES}
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -175,6 +177,8 @@ class UserDirectory:
         self._by_name[user.name] = user
         self._by_key.update(dict.fromkeys((key.public for key in user.keys), user.name))
         self._by_account.update(dict.fromkeys(user.accounts, user.name))
+        for each in user.scram:
+            self._scram_shapes[each.mechanism][each.shape] += 1
 
     def remove(self, name: str) -> None:
         """Remove a user, if there is one of the name."""
@@ -185,6 +189,15 @@ class UserDirectory:
             self._by_key.pop(key.public, None)
         for account in user.accounts:
             self._by_account.pop(account, None)
+        for each in user.scram:
+            shapes = self._scram_shapes[each.mechanism]
+            shapes[each.shape] -= 1
+            if not shapes[each.shape]:
+                del shapes[each.shape]
+
+    def scram_shapes(self, mechanism: str) -> Mapping[ScramShape, int]:
+        """The shapes of all credentials for a mechanism, and how many users have each."""
+        return self._scram_shapes[mechanism]
 
     def get(self, name: str) -> User | None:
         return self._by_name.get(name)

@@ -79,7 +79,10 @@ class Logins:
 
     def scram(self, mechanism: str) -> ScramExchange:
         """A new exchange."""
-        return ScramExchange(mechanism, self._credential, self._secret, os.urandom(18).hex())
+        return ScramExchange(
+            mechanism, self._credential, self._secret, os.urandom(18).hex(),
+            self.gate.scram_shapes(mechanism),
+        )  # fmt: skip
 
     def _credential(self, name: str, mechanism: str) -> ScramCredential | None:
         user = self.gate.user(name)

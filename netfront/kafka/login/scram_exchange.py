@@ -8,8 +8,8 @@
 Owner: one connection; pure but for the nonce that it is given.
 
 Invariants:
-- A user who is unknown, or has no credential, gets a salt of its own, the same each time, and fails
-  at the proof like a wrong password.
+- A user who is unknown, or has no credential, gets a salt of its own, the same each time, with the
+  iterations and length of one that is in use, and fails at the proof like a wrong password.
 - Proofs are compared in constant time.
 
 Source: RFC 5802, RFC 7677. Channel binding is not offered.
@@ -20,11 +20,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from netfront.kafka.login.errors import LoginFailedError
-from shm.rights.scram import HASHES, ITERATIONS, SALT_BYTES, ScramCredential
+from shm.rights.scram import HASHES, OWN_SHAPE, ScramCredential, ScramShape
 
 MESSAGE_MAX_BYTES = 4_096
 _FIRST = re.compile(
@@ -33,23 +34,50 @@ _FIRST = re.compile(
 _FINAL = re.compile(
     r"(c=([A-Za-z0-9+/=]+),r=([\x21-\x2b\x2d-\x7e]+)(?:,.*)?),p=([A-Za-z0-9+/=]+)", re.DOTALL
 )
+_LETTERS = b"0123456789abcdefghijklmnopqrstuvwxyz"
 _ESCAPE = re.compile(r"=(2C|3D)?")
 FindCredential = Callable[[str, str], ScramCredential | None]
 """(User, mechanism) -> credential."""
 
 
-def unknown_credential(secret: bytes, mechanism: str, user: str) -> ScramCredential:
-    """The credential that stands for a user without one: no proof is accepted for it."""
-    key = hmac.digest(secret, f"{mechanism}\0{user}".encode(), "sha512")
-    size = hashlib.new(HASHES[mechanism]).digest_size
-    return ScramCredential(mechanism, key[:SALT_BYTES], key[:size], key[:size], ITERATIONS)
+def unknown_credential(
+    secret: bytes, mechanism: str, user: str, shapes: Mapping[ScramShape, int]
+) -> ScramCredential:
+    """The credential that stands for a user without one: no proof is accepted for it.
+
+    Its shape is drawn from those of the users, each as often as users have it. The draw depends on
+    the name, and changes for few names when users change (weighted rendezvous hashing).
+    """
+
+    def drawn(name: str) -> bytes:
+        return hmac.digest(secret, f"{mechanism}\0{user}\0{name}".encode(), "sha512")
+
+    def score(shape: ScramShape) -> float:
+        uniform = (int.from_bytes(drawn(repr(shape))[:6], "big") + 1) / (1 << 48 | 1)
+        return -shapes[shape] / math.log(uniform)
+
+    shape = max(shapes, key=score) if shapes else OWN_SHAPE
+    salt = hashlib.shake_256(drawn("salt")).digest(shape.salt_bytes)
+    if shape.is_text:
+        salt = bytes(_LETTERS[byte % len(_LETTERS)] for byte in salt)
+    key = drawn("key")[: hashlib.new(HASHES[mechanism]).digest_size]
+    return ScramCredential(mechanism, salt, key, key, shape.iterations)
 
 
 class ScramExchange:
     """One login."""
 
-    def __init__(self, mechanism: str, find: FindCredential, secret: bytes, nonce: str) -> None:
-        """`secret`: of the appliance, for salts of unknown users. `nonce`: random, printable."""
+    def __init__(
+        self,
+        mechanism: str,
+        find: FindCredential,
+        secret: bytes,
+        nonce: str,
+        shapes: Mapping[ScramShape, int],
+    ) -> None:
+        """`secret`: of the appliance, for salts of unknown users. `nonce`: random, printable.
+        `shapes`: those of the users' credentials, and how many have each.
+        """
         self.mechanism = mechanism
         self.user = ""
         """The user who logs in, once the first message is there."""
@@ -58,6 +86,7 @@ class ScramExchange:
         self._find = find
         self._secret = secret
         self._nonce = nonce
+        self._shapes = shapes
         self._used: ScramCredential | None = None
         self._binding = b""
         self._messages = ""
@@ -83,9 +112,8 @@ class ScramExchange:
             raise LoginFailedError("a client cannot act as another user")
         self._nonce = nonce + self._nonce
         self.credential = self._find(self.user, self.mechanism)
-        used = self._used = self.credential or unknown_credential(
-            self._secret, self.mechanism, self.user
-        )
+        stand_in = unknown_credential(self._secret, self.mechanism, self.user, self._shapes)
+        used = self._used = self.credential or stand_in
         self._binding = f"{flag},{'a=' + authorized if authorized is not None else ''},".encode()
         salt = base64.b64encode(used.salt).decode()
         answer = f"r={self._nonce},s={salt},i={used.iterations}"

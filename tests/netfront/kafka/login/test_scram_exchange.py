@@ -10,7 +10,16 @@ import pytest
 
 from netfront.kafka.login.errors import LoginFailedError
 from netfront.kafka.login.scram_exchange import ScramExchange
-from shm.rights.scram import HASHES, SHA_256, SHA_512, ScramCredential, of_password
+from shm.rights.scram import (
+    HASHES,
+    OWN_SHAPE,
+    SHA_256,
+    SHA_512,
+    ScramCredential,
+    ScramShape,
+    of_password,
+)
+from shm.rights.users import User, UserDirectory
 
 KNOWN = {
     (user, mechanism): of_password(mechanism, f"password of {user}", iterations=4096)
@@ -24,7 +33,7 @@ def find(user: str, mechanism: str) -> ScramCredential | None:
 
 
 def begin(mechanism: str = SHA_256, nonce: str = "server") -> ScramExchange:
-    return ScramExchange(mechanism, find, b"secret", nonce)
+    return ScramExchange(mechanism, find, b"secret", nonce, {})
 
 
 def final(mechanism: str, password: str, first: str, answer: bytes, binding: str = "n,,") -> str:
@@ -78,6 +87,48 @@ def test_an_unknown_user_and_a_wrong_password_look_alike() -> None:
     salts = [begin(nonce=nonce).step(b"n,,n=nobody,r=c").split(b",s=")[1] for nonce in "abc"]
     assert len(set(salts)) == 1, "the salt of an unknown user is the same each time"
     assert salts[0] != begin().step(b"n,,n=nobody2,r=c").split(b",s=")[1]
+
+
+def shape_of(answer: bytes) -> ScramShape:
+    fields = dict(field.split("=", 1) for field in answer.decode().split(","))
+    salt = base64.b64decode(fields["s"])
+    return ScramShape(int(fields["i"]), len(salt), salt.isascii() and salt.isalnum())
+
+
+def test_unknown_users_have_the_iterations_and_salts_of_the_users() -> None:
+    def made(name: str, salt: bytes, iterations: int) -> User:
+        scram = of_password(SHA_256, "x", salt=salt, iterations=iterations)
+        return User(name, scram=(scram,))
+
+    def answers(count: int) -> list[ScramShape]:
+        shapes = users.scram_shapes(SHA_256)
+        return [
+            shape_of(
+                ScramExchange(SHA_256, find, b"secret", "n", shapes).step(
+                    f"n,,n=unknown-{number},r=c".encode()
+                )
+            )
+            for number in range(count)
+        ]
+
+    users = UserDirectory()
+    assert set(answers(20)) == {OWN_SHAPE}
+    kafka = ScramShape(4_096, 26, is_text=True)
+    for number in range(3):
+        users.put(made(f"kafka-{number}", b"1x" * 13, 4_096))
+    assert set(answers(20)) == {kafka}
+    own = bytes(range(16))
+    users.put(made("own", own, 8_192))
+    before = answers(200)
+    assert 120 < before.count(kafka) < 180
+    assert before.count(kafka) + before.count(OWN_SHAPE) == 200
+    assert answers(200) == before, "a name has the same shape each time"
+    users.put(made("own-2", own, 8_192))
+    changed = sum(a != b for a, b in zip(before, answers(200), strict=True))
+    assert 0 < changed < 60, "few names change with the users"
+    for name in ("own", "own-2", "kafka-0"):
+        users.remove(name)
+    assert set(answers(20)) == {kafka}
 
 
 @pytest.mark.parametrize(
