@@ -47,6 +47,10 @@ def command() -> None:
 @set_option
 @click.option("--origin", is_flag=True, help="Show also the origin: file and line, or variable.")
 @click.option("--changed", is_flag=True, help="Only settings that are given somewhere.")
+@click.option(
+    "--running", is_flag=True, help="Ask the appliance that runs, with what its `serve` was given."
+)
+@bootstrap_option
 @json_option
 def show(
     names: tuple[str, ...],
@@ -56,19 +60,31 @@ def show(
     assignments: tuple[str, ...],
     origin: bool,
     changed: bool,
+    running: bool,
+    bootstrap: str,
     as_json: bool,
 ) -> None:
     """Show the settings that a start would use. Secrets are not shown.
+
+    A start with these options: what `tailrace serve --set` or its environment have given to an
+    appliance that runs is shown with --running.
 
     \b
     Example:
       tailrace config show --origin --changed
       tailrace config show ring_bytes lane_bytes
+      tailrace config show kafka.listen --running --origin
     """
     chosen = _definitions(names)
-    found = FoundSettings(config_path(config, instance, no_config), dict(os.environ), assignments)
-    _report(found.problems)
-    rows = [found.row(definition) for definition in chosen]
+    if running:
+        if config or instance or no_config or assignments:
+            raise click.UsageError("--running asks the appliance; leave files and --set out")
+        rows, problems = _running_rows(chosen, bootstrap), []
+    else:
+        path = config_path(config, instance, no_config)
+        found = FoundSettings(path, dict(os.environ), assignments)
+        rows, problems = [found.row(definition) for definition in chosen], found.problems
+        _report(problems)
     if changed:
         rows = [row for row in rows if row["source"] != DEFAULT_SOURCE]
     if as_json:
@@ -80,8 +96,27 @@ def show(
         )
     else:
         print_table(["SETTING", "VALUE"], [[r["name"], text_of(r["value"])] for r in rows])
-    if found.problems:
+    if problems:
         sys.exit(EXIT_WRONG)
+
+
+def _running_rows(chosen: list[Definition], bootstrap: str) -> list[dict[str, Any]]:
+    """Rows of the settings that are in force, as of `FoundSettings.row`."""
+    with connect(bootstrap) as admin:
+        running = admin.describe_configs(BROKER)[BROKER]
+    return [
+        {
+            "name": entry.name,
+            "value": entry.value,
+            "default": entry.default,
+            "source": entry.source,
+            "line": entry.line or None,
+            "unit": definition.unit,
+            "reload": entry.reload,
+        }
+        for definition in chosen
+        if (entry := running.get(definition.name)) is not None
+    ]
 
 
 @command.command("check")
@@ -273,6 +308,8 @@ def _origin(row: dict[str, Any]) -> str:
 
 def text_of(value: Any) -> str:
     """A setting's value for people."""
+    if value in ("", []):
+        return "(empty)"
     if isinstance(value, bool):
         return str(value).lower()
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

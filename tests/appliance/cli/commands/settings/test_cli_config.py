@@ -12,6 +12,7 @@ import pytest
 
 from appliance.config import settings, settings_sources
 from appliance.config.setting_definition import SECRET_SHOWN, setting
+from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.cli import run
 
 
@@ -45,6 +46,22 @@ def test_show_says_each_value_and_where_it_comes_from(file: pathlib.Path) -> Non
     ]
     one = run(None, "config", "show", "slots", "--config", str(file)).stdout.decode()
     assert one.split() == ["SETTING", "VALUE", "slots", "100"]
+
+
+def test_running_shows_what_serve_was_given(appliance: EmbeddedAppliance) -> None:
+    """Its port 0 is given by `--set`, which no file has."""
+    chosen = ("config", "show", "listen", "kafka.listen")
+    [given, other] = json.loads(run(appliance, *chosen, "--running", "--json").stdout)
+    assert (given["value"], given["source"]) == (["tcp://127.0.0.1:0"], "command line")
+    assert (other["value"], other["source"]) == ([], "default")
+    planned = json.loads(run(appliance, *chosen, "--no-config", "--json").stdout)
+    assert planned[0].keys() == given.keys()
+    assert planned[0]["source"] == "default"
+    for options in (("--running",), ("--no-config",)):
+        shown = run(appliance, *chosen, *options).stdout.decode().splitlines()
+        assert shown[2].split() == ["kafka.listen", "(empty)"]
+    refused = run(appliance, *chosen, "--running", "--set", "slots=100", status=2)
+    assert b"leave files and --set out" in refused.stderr
 
 
 def test_check_reports_all_that_is_wrong_and_where(file: pathlib.Path) -> None:
