@@ -9,6 +9,7 @@ there.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable
 
@@ -26,11 +27,12 @@ from tailrace.format.segments.segment import (
 from workers.log.producers import delay_rules
 from workers.log.producers.producer_state import ProducerTable
 from workers.log.producers.transaction_rules import EndedTransaction, note_header
-from workers.segment.checkpoint import load_checkpoint
+from workers.segment.checkpoint import Checkpoint, load_checkpoint
 from workers.segment.files import Files, read_whole
 from workers.segment.segment_reader import SegmentReader, walk_past_damage
 
 logger = logging.getLogger(__name__)
+TRIES_MAX = 5
 
 
 def encode_producers(table: ProducerTable) -> bytes:
@@ -94,7 +96,28 @@ def load_producers(
     Raises OSError.
 
     `moved`: see `ProducerTable`. Return an empty table if the files are not this topic's. For a
-    worker that starts beside a running flusher.
+    worker that starts beside a running flusher: what has changed meanwhile is read again.
+    """
+    for _ in range(TRIES_MAX):
+        table = _load_once(files, data_dir, assignment, end_offset, moved)
+        if table is not None:
+            return table
+    raise OSError(
+        errno.EAGAIN,
+        f"{data_dir}/{assignment.directory_name}: segments are replaced faster than read",
+    )
+
+
+def _load_once(
+    files: Files,
+    data_dir: str,
+    assignment: Assignment,
+    end_offset: int,
+    moved: Callable[[int], int],
+) -> ProducerTable | None:
+    """One try of `load_producers`. None if segments that it read may have been replaced: a swap
+    takes segments below the newest checkpoint's alone, so none happened while that is the same.
+    Raises OSError.
     """
     directory = f"{data_dir}/{assignment.directory_name}"
     path = f"{directory}/{PARTITION_FILE}"
@@ -114,7 +137,39 @@ def load_producers(
         start = checkpoint.next_offset if checkpoint.segment_base < 0 else checkpoint.segment_base
         position = checkpoint.valid_end
     table.moved = moved
-    for base in [b for b in segments if b >= start]:
+    _walk(
+        files,
+        directory,
+        partition_file,
+        checkpoint,
+        [b for b in segments if b >= start],
+        position,
+        end_offset,
+        table,
+    )
+    after, _ = load_checkpoint(files, directory, partition_file.topic_id.hex())
+    return table if _place_of(after) == _place_of(checkpoint) else None
+
+
+def _place_of(checkpoint: Checkpoint | None) -> tuple[int, int]:
+    """The segment that a checkpoint knows as the active one, or the offset at which one begins."""
+    if checkpoint is None:
+        return -1, -1
+    return checkpoint.segment_base, checkpoint.next_offset if checkpoint.segment_base < 0 else -1
+
+
+def _walk(
+    files: Files,
+    directory: str,
+    partition_file: PartitionMetadata,
+    checkpoint: Checkpoint | None,
+    bases: list[int],
+    position: int,
+    end_offset: int,
+    table: ProducerTable,
+) -> None:
+    """Record the producers of the batches from the checkpoint on."""
+    for base in bases:
         fd = files.open_for_read(f"{directory}/{file_name(base)}")
         try:
             reader = SegmentReader(files, fd)
@@ -128,8 +183,7 @@ def load_producers(
                 reader, walk, partition_file.seed, base, partition_file.damage
             ):
                 if header.next_offset > end_offset:
-                    return table
+                    return
                 record_producer(table, header)
         finally:
             files.close(fd)
-    return table
