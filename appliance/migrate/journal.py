@@ -9,6 +9,7 @@ they speak of are committed together.
     {"kind": "open", "topic", "partition", "source", "target"}
     {"kind": "runs", "topic", "partition", "runs": [[source, target, count], ...], "next"}
     {"kind": "progress", "at_ms", "records", "bytes", "lag"}
+    {"kind": "ended", "at_ms"}, of a run that ended without a switch; versions before skip it
     {"kind": "switched", "at_ms"}
 
 Owner: one session of one migration.
@@ -64,6 +65,8 @@ class Journal:
         """Topic -> its id in the source when its copy began; empty where the source has none."""
         self.session: Entry = {}
         self.progress: Entry = {}
+        self.ended_ms: int | None = None
+        """When the last session ended, if it has said so."""
         self.switched_ms: int | None = None
         for value in entries:
             try:
@@ -82,9 +85,11 @@ class Journal:
         """Add an entry that is committed."""
         kind = entry["kind"]
         if kind == "session":
-            self.session = entry
+            self.session, self.ended_ms = entry, None
         elif kind == "progress":
             self.progress = entry
+        elif kind == "ended":
+            self.ended_ms = int(entry["at_ms"])
         elif kind == "switched":
             self.switched_ms = int(entry["at_ms"])
         elif kind in ("begin", "open", "runs"):

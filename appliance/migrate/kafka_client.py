@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -23,6 +24,10 @@ COORDINATOR_ERRORS = (
 )  # fmt: skip
 ANSWER_S = 10.0
 """A cluster that gives no metadata for this long does not answer."""
+ATTEMPTS_S = (0.5, 1.0, 2.0, ANSWER_S)
+"""A first look is short: errors of the login are reported between attempts."""
+CONNECT_S = 2.0
+LOGIN_ERRORS = ("_AUTHENTICATION", "_SSL")
 _ADDRESS = re.compile(r"(kafka:(//)?)?(?P<servers>[^\s/@]+:\d{1,5}(,[^\s/@]+:\d{1,5})*)", re.ASCII)
 _JAVA_ALONE = re.compile(r"(ssl|sasl)\..*(jaas|store|callback\.handler).*")
 
@@ -87,6 +92,8 @@ class KafkaCluster:
         self.servers = servers
         self.problem = ""
         """The library's last error that is not over."""
+        self._login_problem = self._hint = ""
+        """The last error of SASL or TLS, and the last one that advises security.protocol."""
         self._log = log
         self._options = {
             "client.id": "tailrace-migrate",
@@ -105,6 +112,10 @@ class KafkaCluster:
 
     def _on_error(self, error: Any) -> None:
         sentence = str(error.str() if hasattr(error, "str") else error)
+        if hasattr(error, "name") and error.name() in LOGIN_ERRORS:
+            self._login_problem = sentence
+        elif "security.protocol" in sentence:
+            self._hint = sentence
         if sentence != self.problem:
             self.problem = sentence
             self._log(f"kafka {self.servers}: {sentence}")
@@ -134,18 +145,41 @@ class KafkaCluster:
 
     def topic_names(self) -> dict[str, int]:
         """Name -> number of partitions, of all topics. Raises MigrationError."""
-        try:
-            found = self._admin.list_topics(timeout=ANSWER_S)
-        except self._library.KafkaException as error:
-            raise MigrationError(
-                f"no Kafka cluster answers at {self.servers} ({sentence_of(error)}"
-                f"{f'; {self.problem}' if self.problem else ''}). Check the address, and "
-                "--kafka-config for SASL and TLS."
-            ) from None
+        found = self._metadata()
         self.problem = ""
         return {
             name: len(topic.partitions) for name, topic in found.topics.items() if not topic.error
         }
+
+    def _metadata(self) -> Any:
+        """The cluster's metadata. A refused login ends the attempts. Raises MigrationError."""
+        self._login_problem = self._hint = ""
+        until_s = time.monotonic() + ANSWER_S
+        for attempt_s in ATTEMPTS_S:
+            left_s = max(0.1, until_s - time.monotonic())
+            try:
+                return self._admin.list_topics(timeout=min(attempt_s, left_s))
+            except self._library.KafkaException as error:
+                failure = sentence_of(error)
+            self._admin.poll(0)  # calls `_on_error`
+            if self._login_problem or time.monotonic() >= until_s:
+                break
+        if self._login_problem:
+            raise MigrationError(
+                f"Kafka at {self.servers} refuses the connection: {self._login_problem}. Correct "
+                "the user, the password or the certificates in the file of --kafka-config."
+            )
+        problem = self._hint or self.problem
+        reason = f"({failure}{f'; {problem}' if problem else ''})"
+        if _accepts_connections(self.servers):
+            raise MigrationError(
+                f"{self.servers} accepts connections, and gives no list of topics {reason}. If it "
+                "needs SASL or TLS, give --kafka-config."
+            )
+        raise MigrationError(
+            f"no Kafka cluster answers at {self.servers} {reason}. Check the address, and "
+            "--kafka-config for SASL and TLS."
+        )
 
     def describe(self, names: Iterable[str]) -> dict[str, TopicDescription]:
         """Topics that exist. Raises MigrationError."""
@@ -332,6 +366,17 @@ def sentence_of(error: BaseException) -> str:
     """The text of a KafkaException."""
     found = error.args[0] if error.args else error
     return str(found.str() if hasattr(found, "str") else found).rstrip(".")
+
+
+def _accepts_connections(servers: str) -> bool:
+    for server in servers.split(","):
+        host, _, port = server.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+        except OSError:
+            continue
+        return True
+    return False
 
 
 def _text(topic_id: Any) -> str:

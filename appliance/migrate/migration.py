@@ -37,6 +37,7 @@ RETRY_S = 300.0
 """A copy that gets no further for this long is given up."""
 BACKOFF_S = 0.2
 BACKOFF_MAX_S = 5.0
+FOLLOWER_ENDED = "A copy with --follow has ended with this attempt: start it again."
 QUIET_S = 2.0
 """Nothing may come for this long before the switch."""
 STILL_WRITTEN = (
@@ -124,6 +125,8 @@ class Migration:
         self.counts = Counts()
         self.is_stopped = False
         """Set by a signal: the copy ends at the next record."""
+        self.is_taken_over = False
+        """Another run of the same name has ended this one."""
         self._map_settings = map_settings
         self._report = report
         self._begun_s = time.monotonic()
@@ -204,10 +207,11 @@ class Migration:
             session = None
             try:
                 session = self._begin(plans)
-                return self._copy(session, plans, follow, switches, is_forced)
+                return self._copy_and_note_end(session, plans, follow, switches, is_forced)
             except TakenOverError as error:
                 self._report.note(str(error))
-                return True
+                self.is_taken_over = True
+                return False
             except (InterruptedSessionError, TailraceError) as error:
                 if isinstance(error, TailraceError) and not is_passing(error):
                     raise
@@ -271,6 +275,32 @@ class Migration:
             session.source.close()
             raise
         return session
+
+    def _copy_and_note_end(
+        self,
+        session: Session,
+        plans: Sequence[TopicPlan],
+        follow: bool,
+        switches: bool,
+        is_forced: bool,
+    ) -> bool:
+        try:
+            is_complete = self._copy(session, plans, follow, switches, is_forced)
+        except TakenOverError:
+            raise
+        except MigrationError as error:
+            self._note_end(session)
+            if switches:
+                raise MigrationError(f"{error} {FOLLOWER_ENDED}") from None
+            raise
+        self._note_end(session)
+        return is_complete
+
+    def _note_end(self, session: Session) -> None:
+        try:
+            session.note_end()
+        except (InterruptedSessionError, MigrationError, TailraceError) as error:
+            self._report.note(f"the journal does not know that this run has ended: {error}")
 
     def _copy(
         self,

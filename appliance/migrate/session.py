@@ -136,6 +136,8 @@ class Session:
         """Offsets of the source in the open transaction, as [first, count]."""
         self.last_lag = -1
         """The lag when it was last looked up, -1: not yet."""
+        self._is_whole = True
+        """False while a step or a commit runs, and behind one that failed."""
         self._bytes = self._records = 0
         self._commit_at_s = self._progress_at_s = 0.0
 
@@ -262,6 +264,7 @@ class Session:
         """Copy what has come. Returns the number of records. Raises InterruptedSessionError,
         MigrationError.
         """
+        self._is_whole = False
         parts, ends = self.source.read(timeout_s)
         count = 0
         for rows in parts:
@@ -280,6 +283,7 @@ class Session:
             or self._records >= COMMIT_RECORDS
         ):
             self.commit()
+        self._is_whole = True
         return count
 
     def _copy(self, rows: Rows) -> int:
@@ -363,6 +367,7 @@ class Session:
         """Commit what is written in transactions, and entries. Raises InterruptedSessionError."""
         if not self._runs and not extra:
             return
+        self._is_whole = False
         entries: list[Entry] = []
 
         def entries_of(written: Written) -> list[Entry]:
@@ -382,6 +387,7 @@ class Session:
         self._runs.clear()
         self._bytes = self._records = 0
         self._commit_at_s = time.monotonic()
+        self._is_whole = True
 
     def note_progress(self, *, is_forced: bool = False) -> None:
         """Write how far it is, every few seconds; this notices a session that has taken over."""
@@ -407,6 +413,14 @@ class Session:
         for partition, standing in self.standings.items():
             if standing.mode is Mode.PLAIN:
                 self.journal.map_of(partition).grow(standing.target_end)
+
+    def note_end(self) -> None:
+        """Write that this run has ended. A session that failed half-way writes nothing, because its
+        open transaction must be aborted. Raises InterruptedSessionError, MigrationError.
+        """
+        if self._is_whole and self.journal.switched_ms is None:
+            self.finish()
+            self.commit([{"kind": "ended", "at_ms": time.time_ns() // 1_000_000}])
 
     @property
     def is_at_end(self) -> bool:

@@ -43,7 +43,7 @@ def to_ours(configs: Mapping[str, str], left_out: Collection[str] = ()) -> Mappe
         elif name == "min.insync.replicas" and value == "1":
             continue
         elif name not in OURS:
-            found.notes.append(f"{name}={value} does not exist here")
+            found.notes.append(f"{name}={value} is not moved")
         elif name == TIME_TYPE:
             if value == "LogAppendTime":
                 found.at_switch[name] = value
@@ -62,7 +62,7 @@ def to_kafka(configs: Mapping[str, str], left_out: Collection[str] = ()) -> Mapp
         if name in left_out:
             found.notes.append(f"{name} is left out, as --leave-out says")
         elif name not in OURS:
-            found.notes.append(f"{name}={value} does not exist in Kafka")
+            found.notes.append(f"{name}={value} is not moved; Kafka does not have it")
         elif name == TIME_TYPE:
             if value == "LogAppendTime":
                 found.at_switch[name] = value

@@ -24,12 +24,15 @@ from tailrace.core.errors import NotReachableError
 from tailrace.core.units import whole_number
 
 if TYPE_CHECKING:
+    from appliance.migrate.journal import Journal
     from appliance.migrate.migration import Migration
     from appliance.migrate.plan import TopicPlan
     from appliance.migrate.session import Session, Source
 
 COLLECTED_OBJECTS = 1_000_000
 LINE_S = 10.0
+SILENT_S = 30.0
+"""A run that writes nothing to its journal for this long is dead, or has lost a side."""
 JSON_LINE_S = 1.0
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -46,7 +49,11 @@ class Rate(click.ParamType[int]):
         return size
 
 
-@click.group(cls=DefaultGroup, subcommand_metavar="--from CLUSTER | COMMAND [ARGS]...")
+@click.group(
+    cls=DefaultGroup,
+    subcommand_metavar="--from CLUSTER | COMMAND [ARGS]...",
+    epilog="`tailrace migrate run --help` has the options of a copy: --topics, --follow, --plan.",
+)
 def command() -> None:
     """Move topics from Kafka here, or back: settings, records, and the offsets of groups. A run
     that was killed goes on where it was; every record arrives once, in order.
@@ -212,8 +219,8 @@ def switch(
     as_json: bool,
 ) -> None:
     """Copy what is left, wait until the lag is zero, set the offsets of groups a last time, and end
-    the migration. A run with --follow ends by itself. Stop the source's producers and consumers
-    before.
+    the migration. A run with --follow ends by itself, with status 1. Stop the source's producers
+    and consumers before.
 
     \b
     Example:
@@ -257,16 +264,19 @@ def status(
         if not journal.session:
             raise MigrationError(f"there is no migration {name}.")
     progress, session = journal.progress, journal.session
+    at_ms = int(journal.ended_ms or max(progress.get("at_ms", 0), session["at_ms"]))
+    state = _state(journal, at_ms)
+    is_known = state in ("copying", "switched")
     row = {
         "name": name,
         "direction": session["direction"],
         "server": session["server"],
         "topics": sorted({partition.topic for partition in journal.maps}),
         "partitions": len(journal.maps),
-        "state": "switched" if journal.switched_ms is not None else "copying",
+        "state": state,
         "records": progress.get("records", 0),
-        "lag": progress.get("lag"),
-        "at": _shown_time(int(progress.get("at_ms") or session["at_ms"])),
+        "lag": progress.get("lag") if is_known else None,
+        "at": _shown_time(at_ms),
     }
     if as_json:
         print_json(row)
@@ -277,6 +287,22 @@ def status(
         f"{counted(row['records'], 'record')} in {counted(row['partitions'], 'partition')}, lag "
         f"{lag}, at {row['at']}"
     )
+    if not is_known:
+        echo(
+            "no run copies now: start it again with the same command"
+            if state == "stopped"
+            else f"no run has written to the journal for {SILENT_S:.0f} s: it has ended, or has "
+            "lost a side"
+        )
+
+
+def _state(journal: Journal, at_ms: int) -> str:
+    """The state of a migration. `at_ms`: its last sign of life."""
+    if journal.switched_ms is not None:
+        return "switched"
+    if journal.ended_ms is not None:
+        return "stopped"
+    return "copying" if time.time() * 1_000 - at_ms < SILENT_S * 1_000 else "silent"
 
 
 def _shown_time(ms: int) -> str:
@@ -517,5 +543,5 @@ def _show_plan(plans: list[TopicPlan], as_json: bool) -> int:
 def _conclude(migration: Migration, printed: Printed, is_complete: bool, as_json: bool) -> None:
     if migration.is_stopped and not as_json:
         printed.note("stopped; the same command goes on where it was")
-    elif not is_complete and not as_json:
+    elif not is_complete and not as_json and not migration.is_taken_over:
         printed.note("not everything is copied: see the sentences above")
