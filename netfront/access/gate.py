@@ -154,6 +154,11 @@ class Gate:
         user, _ = self._identify(claim)
         return self._principal(user, claim.host)
 
+    @property
+    def own_claim(self) -> Claim:
+        """The claim of a client of the appliance's own within this process."""
+        return Claim(z85.decode(self._own_key.encode()), -1, "")
+
     def user(self, name: str) -> User | None:
         """The user of a name, with the credentials of its password in a gateway."""
         return None if self._rights is None else self._rights.users.get(name)

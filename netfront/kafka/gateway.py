@@ -202,6 +202,7 @@ def build_gateway(
         from netfront.kafka.rights.table import allowed
 
         dispatcher.allowed = allowed
+        services.own_peer = transport.open("kafka-gateway", gate.own_claim)
     connector.on_secure = dispatcher.on_secure
     transport.unsent_of_all = listener.unsent_bytes
     return Gateway(front, transport, dispatcher, listener, services, context.slot, connector)

@@ -13,9 +13,9 @@ from netfront.kafka.apis.table import APIS
 from netfront.kafka.wire.codec import ZERO_UUID
 from netfront.kafka.wire.errors import KafkaError
 from shm.rights.passwords import fields_of
-from tailrace import NewTopic
+from tailrace import NewTopic, Producer
 from tests.kafka.logins import PASSWORD, connect
-from tests.kit.appliances.secured import Users, acl, secured
+from tests.kit.appliances.secured import Users, acl, admin_address, secured
 
 TOPIC, GROUP, CLUSTER, TRANSACTION = 29, 30, 31, 53
 UNKNOWN_ID = 100
@@ -383,3 +383,20 @@ def test_a_member_id_of_another_user_is_no_member(users: Users) -> None:
                  "topics": [acknowledged]}  # fmt: skip
         assert codes(stranger.ask(79, 1, asked)) == {KafkaError.UNKNOWN_MEMBER_ID}
         assert not codes(owner.ask(78, 1, fetch)), "the owner's goes on"
+
+
+def test_who_may_read_a_topic_sees_the_open_transactions_of_others_in_it(users: Users) -> None:
+    users.add("watcher", READ_TOPIC, **fields_of(PASSWORD))
+    address = admin_address(users.appliance)
+    with Producer(address, transactional_id="not-the-watchers") as producer:
+        producer.begin_transaction()
+        offset = producer.send(ORDERS, b"x", partition=0).result().offset
+        with connect(users, "watcher") as watcher:
+            asked = {"topics": [{"name": name, "partition_indexes": [0]}
+                                for name in (ORDERS, "hidden")]}  # fmt: skip
+            shown, denied = watcher.ask(61, 0, asked)["topics"]
+            listed = watcher.ask(66, 0, {"state_filters": [], "producer_id_filters": []})
+        producer.abort_transaction()
+    (one,) = shown["partitions"][0]["active_producers"]
+    assert one["current_txn_start_offset"] == offset
+    assert (codes(denied), listed["transaction_states"]) == ({TOPIC}, [])

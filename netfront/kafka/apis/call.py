@@ -64,6 +64,10 @@ class Services:
     """Users and rights. None: the appliance has no users, and everybody may do everything."""
     logins: Logins | None = None
     """None: nobody logs in."""
+    own_peer: Peer | None = None
+    """A client of the appliance's own, for what a response is made of and its user may not list.
+    None: the appliance has no users.
+    """
     let_in: Callable[[Connection], None] = lambda _connection: None
     """Note that a connection's client has logged in."""
 
