@@ -422,9 +422,11 @@ class Migration:
         crash_point("migrate.before_switch")
         session.commit([{"kind": "switched", "at_ms": time.time_ns() // 1_000_000}])
         self.is_stopped = False  # a stop has come too late
+        count = len(copied.groups)
         self._report.note(
-            f"switched: {'the lag is zero, ' if not is_forced else ''}{len(copied.groups)} groups "
-            "have their offsets. Start producers and consumers on the target."
+            f"switched: {'' if is_forced else 'the lag is zero, '}"
+            f"{f'{count} groups have their' if count != 1 else '1 group has its'} offsets. "
+            "Start producers and consumers on the target."
         )
 
     def _was_stopped(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from appliance.config.topic_config import TOPIC_SETTINGS, shown
+from appliance.config.topic_config import TOPIC_SETTINGS
 from appliance.migrate.errors import InterruptedSessionError, MigrationError
 from appliance.migrate.kafka_client import TopicDescription
 from appliance.migrate.rows import Rows, size_of
@@ -51,7 +51,7 @@ class TailraceCluster:
                     "write its rows with a program of yours."
                 )
             configs = {
-                setting: shown(value).lower() if isinstance(value, bool) else shown(value)
+                setting: str(value).lower() if isinstance(value, bool) else str(value)
                 for setting, value in info.settings.items()
                 if setting in TOPIC_SETTINGS and value != TOPIC_SETTINGS[setting].default
             }

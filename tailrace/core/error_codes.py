@@ -169,7 +169,7 @@ ERROR_TABLE: dict[ErrorCode, ErrorRow] = dict(
             _C.INVALID_SCHEMA,
             False,
             "The schema cannot be a topic's schema.",
-            "Use plain column types: no dictionaries, unions, views or columns of nulls.",
+            "Correct what the message names. See docs/schemas.md for types and allowed changes.",
         ),
         _row(
             _C.INVALID_TOPIC_NAME,
@@ -345,11 +345,8 @@ ERROR_TABLE: dict[ErrorCode, ErrorRow] = dict(
         _row(
             _C.INVALID_RECORD,
             False,
-            "A part of the record has the wrong type, or it has no key and its topic is compacted.",
-            (
-                "Correct the part that the message names. Give each record of a compacted topic a "
-                "key."
-            ),
+            "A part of the record has the wrong type, or is missing.",
+            "Correct the part that the message names.",
         ),
         _row(
             _C.INTERNAL_ERROR,
@@ -554,8 +551,9 @@ ERROR_TABLE: dict[ErrorCode, ErrorRow] = dict(
             False,
             "The appliance does not accept who the client says it is.",
             (
-                "Use a context of `tailrace user add NAME --out FILE`. `tailrace user list` shows "
-                "disabled users and expired keys."
+                "Use a context of `tailrace user add NAME --out FILE`, for a user who exists of "
+                "`tailrace user rotate NAME --out FILE`. `tailrace user list` shows disabled users "
+                "and expired keys."
             ),
         ),
         _row(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -59,7 +60,9 @@ def test_records_and_groups_go_back(back: Houses, topic: str) -> None:
     assert back.same_records(plain, 3)
     assert back.same_records(transactional)
     back.produce(plain, range(900, 1_200), 3)
-    assert "switched: the lag is zero" in migrate(back, "switch")
+    switched = migrate(back, "switch")
+    assert "switched: the lag is zero, 1 group has its offsets" in switched
+    assert "caught up" not in switched
     assert back.same_records(plain, 3)
     with Admin(back.target.address) as admin:
         assert admin.describe_topics(plain)[plain]["configs"]["retention.ms"] == -1
@@ -131,8 +134,17 @@ def test_the_old_topic_in_kafka_is_refused_by_the_plan(back: Houses, topic: str)
     for arguments in ((), ("--plan",)):
         sentences = migrate(back, "run", "--topics", topic, *arguments, status=1)
         assert "did not bring. Delete it in Kafka first; --append would write" in sentences
-    back.create(f"{topic}.new")
-    migrate(back, "run", "--topics", f"{topic}.new", "--plan")
+
+
+def test_the_plan_has_the_settings_as_kafka_takes_them(back: Houses, topic: str) -> None:
+    back.create(topic, cleanup_policy="compact")
+    done = cli.run(
+        back.source, "migrate", "--to", f"kafka:{back.target.kafka_addresses[0]}", "--topics",
+        topic, "--name", back.name, "--plan", "--json",
+    )  # fmt: skip
+    (row,) = json.loads(done.stdout)
+    assert row["settings"] == {"cleanup.policy": "compact"}
+    assert (row["refused"], row["notes"]) == ([], [])
 
 
 def test_a_typed_topic_is_refused(back: Houses, topic: str) -> None:

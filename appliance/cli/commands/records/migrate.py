@@ -453,7 +453,10 @@ class Printed:
 
     def caught_up(self, session: Session) -> None:
         """Print that the copy is at the end of the source."""
-        self._print_line(session, "caught up")
+        if session.journal.switched_ms is None:
+            self._print_line(session, "caught up")
+        elif self._as_json:
+            self._print_line(session, "switched")
 
     def _print_line(self, session: Session, state: str) -> None:
         import orjson
