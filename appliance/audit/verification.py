@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from appliance.audit.audit_log import HEAD, PREFIX, SUFFIX, audit_files, head_text
-from appliance.audit.chain import ZERO, check_line
+from appliance.audit.chain import KEYED, ZERO, check_line
 
 FINDINGS_MAX = 100
 
@@ -26,16 +26,38 @@ class Verified:
     last: int = 0
     findings: list[str] = field(default_factory=list)
     """Sentences with file and line. Empty: the log is whole."""
+    key_problem: str = ""
+    """The sentence if the key explains all findings. "": it does not."""
+    _others: int = 0
+    """Findings that no key explains."""
 
     def add(self, sentence: str) -> None:
         if len(self.findings) < FINDINGS_MAX:
             self.findings.append(sentence)
+        self._others += 1
+
+    def add_of_key(self, sentence: str) -> None:
+        """Add a finding that another key may explain."""
+        self.add(sentence)
+        self._others -= 1
+
+    def judge_key(self, keyed: int, misfits: int, *, has_key: bool) -> None:
+        """Set `key_problem`. `keyed`: lines with a keyed hash; `misfits`: those that do not fit."""
+        if self._others or not self.findings or not keyed or misfits < keyed:
+            return
+        self.key_problem = (
+            "no line fits this key: give the one that audit.key_file named when the log was "
+            "written, or else somebody has written all of it anew"
+            if has_key
+            else "the hashes of this log are keyed: give the file of audit.key_file with --key-file"
+        )
 
 
 def verify(directory: str, key: bytes) -> Verified:
     """Check every line, the chain and the head. Raises OSError."""
     found = Verified()
     previous, removed_through = ZERO, 0
+    keyed = misfits = 0
     for name in audit_files(directory):
         found.files += 1
         begun = int(name.removeprefix(PREFIX).removesuffix(SUFFIX))
@@ -54,8 +76,11 @@ def verify(directory: str, key: bytes) -> Verified:
             except ValueError as error:
                 found.add(f"{place}: it is no line of an audit log: {error}")
                 continue
+            is_keyed = value.get("alg") == KEYED
+            keyed += is_keyed
             if wrong is not None:
-                found.add(f"{place}: {wrong}")
+                misfits += is_keyed
+                (found.add_of_key if is_keyed else found.add)(f"{place}: {wrong}")
             seq = value["seq"]
             if not found.lines:
                 found.first = seq
@@ -70,15 +95,17 @@ def verify(directory: str, key: bytes) -> Verified:
             found.lines += 1
             found.last, previous = seq, str(value.get("hash"))
     if found.lines and found.first > removed_through + 1:
-        found.add(
+        (found.add_of_key if misfits else found.add)(
             f"the log begins with line {found.first}: files before it were removed, and not by the "
             "appliance"
         )
-    _check_head(directory, key, found, previous)
+    if not _check_head(directory, key, found, previous):
+        found.judge_key(keyed, misfits, has_key=bool(key))
     return found
 
 
-def _check_head(directory: str, key: bytes, found: Verified, last_hash: str) -> None:
+def _check_head(directory: str, key: bytes, found: Verified, last_hash: str) -> bool:
+    """Returns True if the head was written with this key."""
     try:
         with open(os.path.join(directory, HEAD), "rb") as file:
             text = file.read(4_096)
@@ -87,16 +114,18 @@ def _check_head(directory: str, key: bytes, found: Verified, last_hash: str) -> 
     except FileNotFoundError:
         if found.lines:
             found.add(f"{HEAD} is missing: a cut at the end cannot be found")
-        return
+        return False
     except (ValueError, KeyError, TypeError):
         found.add(f"{HEAD} is damaged: a cut at the end cannot be found")
-        return
+        return False
     if not hmac.compare_digest(text, head_text(seq, digest, key)):
-        found.add(f"{HEAD} was changed, or was written with another key")
-    elif seq > found.last:
+        found.add_of_key(f"{HEAD} was changed, or was written with another key")
+        return False
+    if seq > found.last:
         found.add(f"the end was cut: the last line is {found.last}, and there were {seq}")
     elif seq == found.last and digest != last_hash:
         found.add(f"the last line {seq} is not the one that was written: it was changed")
+    return True
 
 
 def _lines(directory: str, name: str) -> Iterator[tuple[int, bytes, bool]]:

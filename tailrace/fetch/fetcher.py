@@ -195,6 +195,10 @@ class Fetcher:
             )
             error.offset = entry.resume_offset
             return error
+        if code is ErrorCode.NOT_AUTHORIZED:
+            return error_for(
+                code, f"the user of this client may not read topic {cursor.key.topic!r}"
+            )
         return error_for(code, f"{where} at offset {cursor.fetch_offset}")
 
     @staticmethod

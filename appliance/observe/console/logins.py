@@ -80,8 +80,8 @@ class Logins:
         return Refusal(
             "401 Unauthorized",
             "this appliance requires users: log in with a name and a password, or by the address "
-            "that `tailrace console` prints on its host; a scraper sends the token of "
-            "console.token (Authorization: Bearer TOKEN)",
+            "that `tailrace console` prints on its host; a scraper of /metrics sends a token of "
+            "`tailrace token add NAME --data-dir DIR` (Authorization: Bearer TOKEN)",
         )
 
     def may_change(self, environ: Mapping[str, Any]) -> bool:

@@ -20,14 +20,14 @@ FAILURE_NS = 100_000_000
 
 def sasl_handshake(call: Call) -> Steps:
     """Choose a mechanism."""
-    yield from ()
     login, mechanism = call.connection.login, call.request["mechanism"]
     if login is None:
         call.connection.is_leaving = True
         return {"error_code": KafkaError.ILLEGAL_SASL_STATE, "mechanisms": []}
     if mechanism not in login.mechanisms:
-        login.fail(f"the mechanism {mechanism[:40]!r} is not offered")
+        login.fail(f"the mechanism {mechanism[:40]!r} is not offered", call.services.now_ns)
         call.connection.is_leaving = True
+        yield pause(call.services, FAILURE_NS)
         return {
             "error_code": KafkaError.UNSUPPORTED_SASL_MECHANISM, "mechanisms": login.mechanisms
         }  # fmt: skip
@@ -51,7 +51,7 @@ def sasl_authenticate(call: Call) -> Steps:
             services.let_in(call.connection)
     except (LoginFailedError, WireError) as error:
         reason = error.detail if isinstance(error, WireError) else str(error)
-        login.fail(reason)
+        login.fail(reason, services.now_ns)
         call.connection.is_leaving = True
         yield pause(services, FAILURE_NS)
         return _failed(KafkaError.SASL_AUTHENTICATION_FAILED, f"Authentication failed: {reason}")

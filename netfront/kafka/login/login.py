@@ -21,6 +21,7 @@ from typing import Any
 from netfront.access.gate import Gate
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.login.errors import LoginFailedError
+from netfront.kafka.login.failure_limit import FailureLimit
 from netfront.kafka.login.password_checks import PasswordChecks
 from netfront.kafka.login.scram_exchange import ScramExchange
 from netfront.socket.zap import Claim
@@ -55,6 +56,7 @@ class Logins:
         self.gate = gate
         self.checks = checks
         self.on_failed = on_failed
+        self.failures = FailureLimit()
         self._secret = secret
         self._settings = settings
 
@@ -167,14 +169,14 @@ class Login:
         self.expires_at_ns = now_ns + lifetime_ms * 1_000_000 if lifetime_ms else 0
         self.mechanism, self.is_raw, self._scram = "", False, None
 
-    def fail(self, reason: str) -> None:
-        """Note that the exchange has failed."""
-        logger.warning(
-            "kafka_login_failed user=%r host=%s reason=%r",
-            self.user[:NAME_SHOWN_MAX],
-            self._host,
-            reason,
-        )
+    def fail(self, reason: str, now_ns: int) -> None:
+        """Note that the exchange has failed. The log has a host's first failures of a minute."""
+        unnamed = self._logins.failures.note(self._host, now_ns)
+        if unnamed is not None:
+            logger.warning(
+                "kafka_login_failed user=%r host=%s reason=%r unnamed=%s",
+                self.user[:NAME_SHOWN_MAX], self._host, reason, unnamed,
+            )  # fmt: skip
         self._logins.on_failed(self.user, self._host, reason)
         self.mechanism, self._scram = "", None
 

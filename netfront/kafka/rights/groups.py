@@ -57,7 +57,9 @@ def find_coordinator(call: Call) -> Merge | None:
     if call.version < 4:
         code = error(request["key"])
         if code is not KafkaError.NONE:
-            raise RefusedError(code, "the user may not describe it")
+            if kind is None:
+                raise RefusedError(code, "the appliance has coordinators of groups and ids alone")
+            raise RefusedError(code, sentence(call, DESCRIBE, kind, request["key"]))
         return None
     denied = {key: code for key in request["coordinator_keys"] if (code := error(key))}
     request["coordinator_keys"] = [key for key in request["coordinator_keys"] if key not in denied]

@@ -155,7 +155,7 @@ class DealerSocket:
         except zmq.ZMQError as error:
             raise InvalidSettingError(
                 f"bootstrap {address!r} is not a valid ZeroMQ address: {error.strerror}; write "
-                "tcp://HOST:PORT or ipc://PATH"
+                f"tcp://HOST:PORT, ipc://PATH or {_as_context(address)}"
             ) from None
         self._socket = socket
         self._first: Sequence[Readable] | None = None
@@ -319,3 +319,7 @@ class Runtime:
 
 
 SYSTEM = Runtime(time.monotonic_ns, DealerSocket, sleep_on, random.Random().random, has_probes=True)
+
+
+def _as_context(address: str) -> str:
+    return f"context:{address}" if address.endswith(".context") else "context:FILE"

@@ -214,8 +214,19 @@ def test_the_command_line_verifies_and_lists(tmp_path: pathlib.Path) -> None:
     rows = orjson.loads(run(None, "audit", "list", str(logs), "--user", "User:7", "--json").stdout)
     assert [row["seq"] for row in rows] == [8]
     assert b"DELETE_TOPICS" in run(None, "audit", "list", str(logs), "--tail", "2").stdout
+    bare = orjson.loads(run(None, "audit", "list", str(logs), "--user", "7", "--json").stdout)
+    assert bare == rows
+    done = run(None, "audit", "verify", str(logs), status=2)
+    assert b"give the file of audit.key_file with --key-file" in done.stderr
+    assert b"problem" not in done.stdout
+    other = tmp_path / "other"
+    other.write_bytes(b"another key of some length")
+    done = run(None, "audit", "verify", str(logs), "--key-file", str(other), status=2)
+    assert b"no line fits this key" in done.stderr
+    run(None, "audit", "verify", str(logs), "--key-file", str(tmp_path / "none"), status=1)
     _file(logs, 0).unlink()
     done = run(None, "audit", "verify", str(logs), "--key-file", str(key), status=1)
     assert b"NOT whole" in done.stdout
     missing = run(None, "audit", "verify", str(tmp_path / "none"), status=1)
-    assert b"cannot be read" in missing.stderr
+    assert b"cannot be read: No such file" in missing.stderr
+    assert b"Errno" not in missing.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -13,6 +13,7 @@ from appliance.audit.verification import read_events, verify
 from appliance.cli.output import complain, counted, print_json, print_table
 
 EXIT_BROKEN = 1
+EXIT_KEY = 2
 
 
 @click.group()
@@ -31,7 +32,8 @@ def command() -> None:
 @click.option("--key-file", default="", help="File with the key of the hashes (audit.key_file).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def verify_(directory: str, key_file: str, as_json: bool) -> None:
-    """Find lines that were changed or cut, and files that were removed. Exit status 1 if there are.
+    """Find lines that were changed or cut, and files that were removed. Exit status 1 if there are,
+    2 if the key is missing or fits no line.
 
     \b
     Example:
@@ -40,13 +42,14 @@ def verify_(directory: str, key_file: str, as_json: bool) -> None:
     try:
         found = verify(directory, read_key(key_file))
     except (OSError, ValueError) as error:
-        complain(f"the audit log cannot be read: {error}")
-        sys.exit(EXIT_BROKEN)
+        _cannot_read(directory, error)
     if as_json:
         print_json(
             {"lines": found.lines, "files": found.files, "first": found.first,
-             "last": found.last, "findings": found.findings}
+             "last": found.last, "findings": found.findings, "key_problem": found.key_problem}
         )  # fmt: skip
+    elif found.key_problem:
+        complain(f"the audit log was not verified: {found.key_problem}")
     else:
         for sentence in found.findings:
             click.echo(f"problem: {sentence}")
@@ -55,12 +58,12 @@ def verify_(directory: str, key_file: str, as_json: bool) -> None:
             f"{found.last}: {'NOT whole' if found.findings else 'whole'}"
         )
     if found.findings:
-        sys.exit(EXIT_BROKEN)
+        sys.exit(EXIT_KEY if found.key_problem else EXIT_BROKEN)
 
 
 @command.command("list")
 @click.argument("directory", type=click.Path(file_okay=False))
-@click.option("--user", help="Only of this principal, such as User:alice.")
+@click.option("--user", help="Only of this user, alice or User:alice.")
 @click.option("--event", help="Only login, request, result, denied or access.")
 @click.option("--outcome", help="Only allowed, denied or failed.")
 @click.option("--api", help="Only of this API, such as DELETE_TOPICS.")
@@ -83,6 +86,8 @@ def list_(
     Example:
       tailrace audit list /var/lib/tailrace/audit --outcome denied --tail 20
     """
+    if user is not None and ":" not in user:
+        user = f"User:{user}"
     chosen = {"user": user, "event": event, "outcome": outcome, "api": api}
     filters = {name: value for name, value in chosen.items() if value is not None}
     since_us = 0 if since is None else int(since.replace(tzinfo=dt.UTC).timestamp() * 1e6)
@@ -94,8 +99,7 @@ def list_(
             and all(row.get(name) == value for name, value in filters.items())
         ]
     except OSError as error:
-        complain(f"the audit log cannot be read: {error}")
-        sys.exit(EXIT_BROKEN)
+        _cannot_read(directory, error)
     rows = rows[-tail:] if tail else rows
     if as_json:
         print_json(rows)
@@ -109,6 +113,17 @@ def list_(
         ],
         wrap=["WHAT"],
     )  # fmt: skip
+
+
+def _cannot_read(directory: str, error: Exception) -> NoReturn:
+    if isinstance(error, OSError):
+        complain(
+            f"{error.filename or directory} cannot be read: {error.strerror}. The audit log is in "
+            "the directory that audit.directory names, else in DATA_DIR/audit"
+        )
+    else:
+        complain(str(error))
+    sys.exit(EXIT_BROKEN)
 
 
 def _moment(row: dict[str, Any]) -> str:

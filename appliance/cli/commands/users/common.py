@@ -76,6 +76,11 @@ def given_password(asks: bool, path: str | None, stdin: bool) -> str | None:
     if asks + bool(path) + stdin > 1:
         raise click.UsageError("give one of --password, --password-file and --password-stdin")
     if asks:
+        if not _has_terminal():
+            raise click.UsageError(
+                "there is no terminal to ask for the password on: give --password-stdin or "
+                "--password-file"
+            )
         return str(click.prompt("Password", hide_input=True, confirmation_prompt=True))
     if stdin:
         return sys.stdin.readline().rstrip("\r\n")
@@ -86,6 +91,15 @@ def given_password(asks: bool, path: str | None, stdin: bool) -> str | None:
         except (OSError, UnicodeDecodeError) as error:
             raise click.ClickException(f"{path} cannot be read: {error}") from None
     return None
+
+
+def _has_terminal() -> bool:
+    """True where a password can be asked for without echo."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return sys.stdin.isatty()
+    return True
 
 
 def password_fields(password: str) -> dict[str, Any]:

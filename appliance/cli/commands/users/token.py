@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import time
 
 import click
@@ -18,9 +19,19 @@ from appliance.observe.console.scraper_tokens import (
 from tailrace.core.errors import InvalidSettingError
 from tailrace.core.units import duration_ms
 
+
+def _existing(_ctx: click.Context, _parameter: click.Parameter, value: str) -> str:
+    if not os.path.isdir(value):
+        raise click.BadParameter(
+            f"there is no directory {value}: name the data directory of the appliance"
+        )
+    return value
+
+
 data_dir_option = click.option(
-    "--data-dir", metavar="DIR", required=True, help="Data directory of the appliance."
-)
+    "--data-dir", metavar="DIR", required=True, callback=_existing,
+    help="Data directory of the appliance.",
+)  # fmt: skip
 US_PER_MS = 1_000
 
 

@@ -25,6 +25,7 @@ from shm.rights.roles import CONSUMER, PRODUCER, consumer_acls, producer_acls
 from tailrace.admin.users import UserAdmin
 from tailrace.client.connections.credentials import SCHEME, resolve
 from tailrace.core.errors import NotAuthenticatedError, NotAuthorizedError
+from tailrace.core.units import shown_duration
 
 T = TypeVar("T")
 
@@ -351,7 +352,8 @@ def rotate(
             others_expire=now + overlap,
         )  # fmt: skip
     write_new_context(out, _context(name, address or server[0], server[1], public, secret))
-    _report(found, f"{name} has a new key, in {out}; the others expire in {overlap}", as_json)
+    shown = shown_duration(overlap // dt.timedelta(microseconds=1))
+    _report(found, f"{name} has a new key, in {out}; the others expire in {shown}", as_json)
 
 
 @command.command(name="remove-key")

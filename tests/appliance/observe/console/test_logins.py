@@ -51,6 +51,7 @@ def test_a_session_lasts_its_time_and_no_other_cookie_is_one() -> None:
         refusal = logins.refuse(stranger)
         assert refusal is not None
         assert refusal.status.startswith("401")
+        assert "`tailrace token add NAME --data-dir DIR`" in refusal.reason
     clock.now_s = SESSION_S
     assert logins.refuse(session) is not None
 

@@ -18,7 +18,7 @@ def test_the_name_of_a_login_that_failed_is_cut_in_the_log(
     logins = Logins(gate, checks, b"secret", {}, lambda user, *_: told.append(user))
     login = logins.login("host", has_tls=True)
     login.user = "n" * 10_000
-    login.fail("the user is unknown")
+    login.fail("the user is unknown", 0)
     assert told == [login.user]
     (line,) = caplog.messages
     assert line.startswith(f"kafka_login_failed user='{'n' * 100}' host=host reason=")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import pathlib
 import stat
+import sys
 from collections.abc import Iterator
 from typing import Any
 
+import click
 import orjson
 import pytest
 
+from appliance.cli.commands.users.common import given_password
 from shm.rights.server_keys import ensure_keys
 from tailrace import Admin, NewTopic
 from tailrace.embedded_appliance import start_embedded
@@ -57,7 +62,8 @@ def test_a_user_with_a_role_gets_a_context_that_works(users: Users, tmp_path: pa
     )
     assert "exists already" in text(users, "user", "add", "other", "--out", str(out), status=1)
     again = tmp_path / "again.context"
-    text(users, "user", "rotate", "shop", "--out", str(again), "--overlap", "1d")
+    told = text(users, "user", "rotate", "shop", "--out", str(again), "--overlap", "1d")
+    assert "the others expire in 1d\n" in told
     [found] = json(users, "user", "list", "shop")
     assert [key["expires_us"] > 0 for key in found["keys"]] == [True, False]
     with Admin(f"context:{out}") as old, Admin(f"context:{again}") as new:
@@ -95,6 +101,16 @@ def test_a_password_comes_from_a_file_and_is_stored_as_its_proofs(
     text(users, "user", "passwd", "legacy", "--password-file", "x", "--password-stdin", status=2)
     [found] = json(users, "user", "list", "legacy")
     assert found["has_password"], "a refused change has changed nothing"
+
+
+def test_a_password_is_not_asked_for_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_terminal(*_arguments: object) -> int:
+        raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
+
+    monkeypatch.setattr(os, "open", no_terminal)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    with pytest.raises(click.UsageError, match="--password-stdin"):
+        given_password(True, None, False)
 
 
 def test_rules_are_added_listed_and_removed(users: Users) -> None:
@@ -166,6 +182,8 @@ def test_a_token_and_server_keys_are_the_standard_output(tmp_path: pathlib.Path)
     directory.mkdir(mode=0o700)
     place = ("--data-dir", str(directory))
     ensure_keys(str(directory), "tcp://127.0.0.1:7420")
+    refused = run(None, "token", "list", "--data-dir", str(tmp_path / "none"), status=2)
+    assert b"there is no directory" in refused.stderr
     token = run(None, "token", "add", "prometheus", *place)
     assert len(token.stdout.split()) == 1
     assert token.stderr == b""
