@@ -27,7 +27,7 @@ def with_columns_of(admin: Admin, topic: str, table: pa.Table, due_column: str |
                 f"topic {topic} has no schema of its own: --evolve is for typed topics"
             )
         added = [
-            field
+            _without_alias(field)
             for field in canonical(table.schema)
             if field.name not in info.columns and field.name != due_column
         ]
@@ -44,6 +44,16 @@ def with_columns_of(admin: Admin, topic: str, table: pa.Table, due_column: str |
             continue
         info = admin.topic_info([topic])[topic]
     return _filled(table, info)
+
+
+def _without_alias(field: pa.Field) -> pa.Field:
+    """A column as a new one: a file of another topic may say that it was renamed there."""
+    from tailrace.format.evolution.schema_rules import ALIAS_KEY
+
+    kept = {
+        key: value for key, value in (field.metadata or {}).items() if key.decode() != ALIAS_KEY
+    }
+    return field.with_metadata(kept or None)
 
 
 def _filled(table: pa.Table, info: TopicInfo) -> pa.Table:

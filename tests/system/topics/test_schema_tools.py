@@ -132,6 +132,12 @@ def test_produce_adds_the_columns_that_its_file_has(
     assert len(shown(running, "topic", "schema", "evolved")["versions"]) == 2
     rows = tailrace.scan("evolved", running.address).read_all().to_pylist()
     assert rows == [{"id": 7, "name": None, "more": "m"}] * 2
+    renamed = pa.schema([pa.field("extra", pa.int64(), metadata={"tailrace.alias": "elsewhere"})])
+    other = tmp_path / "renamed.parquet"
+    parquet.write_table(pa.table({"extra": [5]}, schema=renamed), other)
+    run(running, "produce", "evolved", "--from", str(other), "--evolve")
+    (newest,) = shown(running, "topic", "schema", "evolved")["versions"][2:]
+    assert newest["columns"][-1] == {"name": "extra", "type": "int64"}
     assert b"--evolve is for rows" in run(
         running, "produce", "evolved", "--evolve", stdin=b"{}", status=2
     ).stderr  # fmt: skip
