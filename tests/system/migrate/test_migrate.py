@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 
 import orjson
 import pytest
 
+from appliance.cli.commands.records.migrate import SILENT_S, state_of
+from appliance.migrate.journal import Journal
 from shm.crash_points import CRASH_POINTS
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tests.kit import cli
@@ -271,6 +274,17 @@ def test_a_group_with_members_in_the_target_is_named(houses: Houses, topic: str)
         consumer.poll(timeout_ms=1_000)
         sentence = houses.migrate("--topics", topic)
         assert f"the offsets of group {topic} were not set" in sentence
+
+
+def test_the_state_tells_an_ended_run_and_a_dead_one_from_one_that_copies() -> None:
+    begun, ended = (orjson.dumps({"kind": kind, "at_ms": 1}) for kind in ("session", "ended"))
+    now_ms = int(time.time() * 1_000)
+    assert state_of(Journal([begun]), now_ms) == "copying"
+    assert state_of(Journal([begun]), now_ms - int(2_000 * SILENT_S)) == "silent"
+    assert state_of(Journal([begun, ended]), now_ms) == "stopped"
+    assert state_of(Journal([begun, ended, begun]), now_ms) == "copying"
+    switched = orjson.dumps({"kind": "switched", "at_ms": 2})
+    assert state_of(Journal([begun, switched]), 0) == "switched"
 
 
 def test_no_appliance_is_a_sentence_and_status_3() -> None:

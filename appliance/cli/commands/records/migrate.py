@@ -265,7 +265,7 @@ def status(
             raise MigrationError(f"there is no migration {name}.")
     progress, session = journal.progress, journal.session
     at_ms = int(journal.ended_ms or max(progress.get("at_ms", 0), session["at_ms"]))
-    state = _state(journal, at_ms)
+    state = state_of(journal, at_ms)
     is_known = state in ("copying", "switched")
     row = {
         "name": name,
@@ -296,7 +296,7 @@ def status(
         )
 
 
-def _state(journal: Journal, at_ms: int) -> str:
+def state_of(journal: Journal, at_ms: int) -> str:
     """The state of a migration. `at_ms`: its last sign of life."""
     if journal.switched_ms is not None:
         return "switched"
