@@ -103,6 +103,7 @@ def check_start(
     _check_open_files(settings, existing, workers, report)
     _check_memory(settings, workers, report)
     _check_addresses(settings, report)
+    _check_kafka(settings, report)
     return report
 
 
@@ -254,6 +255,58 @@ def _check_addresses(settings: Settings, report: StartReport) -> None:
             f"http.listen {settings.http_listen}: {error.strerror}. If http.listen is set, the "
             "console retries it; otherwise it takes a free port",
         )
+
+
+def _check_kafka(settings: Settings, report: StartReport) -> None:
+    """The addresses of the Kafka port, and the files of its certificate."""
+    from shm.rights.kafka_listeners import kafka_listener
+
+    listeners = [
+        kafka_listener(
+            text,
+            has_users=settings.is_secured,
+            has_certificate=bool(settings.kafka_tls_certificate),
+        )
+        for text in settings.kafka_listen
+    ]
+    for listener in listeners:
+        name = f"kafka.listen {listener.address}"
+        host, port = split_host_port(listener.address)
+        try:
+            _try_bind(host, port)
+            report.ok(name, f"{listener.protocol}, {'free' if port else 'any free port'}")
+        except OSError as error:
+            report.refuse(
+                name,
+                f"cannot listen on {listener.address}: {error.strerror}. Stop the program that "
+                "uses it, or choose another with kafka.listen",
+                ExitCode.ADDRESS_IN_USE,
+            )
+    if any(listener.has_tls for listener in listeners):
+        _check_certificate(settings, report)
+
+
+def _check_certificate(settings: Settings, report: StartReport) -> None:
+    import ssl
+
+    certificate, key = settings.kafka_tls_certificate, settings.kafka_tls_key
+    authority = settings.kafka_tls_client_ca
+    files = f"{certificate} (kafka.tls.certificate) with the key {key or certificate}"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, key or None, password=_no_password)
+        if authority:
+            files = f"{authority} (kafka.tls.client_ca)"
+            context.load_verify_locations(authority)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+        report.refuse("kafka certificate", f"{files} cannot be used: {reason}", ExitCode.CONFIG)
+    else:
+        report.ok("kafka certificate", certificate)
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted: store it without a passphrase, with mode 0600")
 
 
 def _try_open(address: str) -> str:

@@ -110,6 +110,30 @@ def test_a_wrong_setting_is_the_same_refusal_as_that_of_serve(
     assert sentence in real.stderr
 
 
+def test_the_kafka_port_and_its_certificate_are_checked(tmp_path: pathlib.Path) -> None:
+    place = (("data_dirs", [str(tmp_path / "data")]), ("listen", ["tcp://127.0.0.1:0"]), QUIET)
+    report = check(*place, ("kafka.listen", ["127.0.0.1:0"]))
+    assert report.exit_status == 0
+    [found] = [row for row in report.checks if row.name == "kafka.listen 127.0.0.1:0"]
+    assert found.detail == "PLAINTEXT, any free port"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        report = check(*place, ("kafka.listen", [address]))
+    assert report.exit_status == ExitCode.ADDRESS_IN_USE
+    assert f"cannot listen on {address}" in problem(report)
+    missing = str(tmp_path / "none.pem")
+    report = check(
+        *place, ("kafka.listen", ["SSL://127.0.0.1:0"]), ("kafka.tls.certificate", missing)
+    )
+    assert report.exit_status == ExitCode.CONFIG
+    assert f"{missing} (kafka.tls.certificate)" in problem(report)
+    (tmp_path / "none.pem").write_text("no certificate")
+    report = check(
+        *place, ("kafka.listen", ["SSL://127.0.0.1:0"]), ("kafka.tls.certificate", missing)
+    )
+    assert "cannot be used" in problem(report)
+
+
 def test_what_is_in_use_is_the_same_refusal_as_that_of_serve(
     appliance: EmbeddedAppliance, tmp_path: pathlib.Path
 ) -> None:
