@@ -66,7 +66,7 @@ class Journal:
         self.session: Entry = {}
         self.progress: Entry = {}
         self.ended_ms: int | None = None
-        """When the last session ended, if it has said so."""
+        """End of the last session, if it has said so."""
         self.switched_ms: int | None = None
         for value in entries:
             try:

@@ -48,7 +48,7 @@ class OffsetMap:
         self._sources: list[int] = []
         self._plain = (0, 0)
         self.plain_next = 0
-        """Of OPEN: the source's offset of a record that was written plainly at `target_next`."""
+        """In OPEN, the source's offset of a record that was written plainly at `target_next`."""
 
     def begin(self, source: int, target: int) -> None:
         """The copy begins: `source` becomes `target`."""

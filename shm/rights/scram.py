@@ -63,7 +63,7 @@ class ScramCredential(NamedTuple):
 
     @property
     def shape(self) -> ScramShape:
-        """What everybody may see of it but the salt."""
+        """The parts that everybody may see, but for the salt."""
         is_text = self.salt.isascii() and self.salt.isalnum()
         return ScramShape(self.iterations, len(self.salt), is_text)
 

@@ -47,9 +47,9 @@ class Credentials(NamedTuple):
     secret_key: str
     user: str = ""
     path: str = ""
-    """Of the file that they are from."""
+    """Path of the file that they are from."""
     name: str = ""
-    """Of the context in a file of several."""
+    """Name of the context in a file of several."""
 
     def __repr__(self) -> str:
         return f"<credentials of {self.user}>"

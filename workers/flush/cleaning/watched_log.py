@@ -144,7 +144,7 @@ class WatchedLog:
         return is_due_by_request, overdue, part.dirty_ratio
 
     def shown(self, part: Cleanable, *, is_running: bool) -> Shown:
-        """What the partition table shows of a compacted log (`PartitionLog.cleaning`)."""
+        """The state of a compacted log that the partition table shows (`PartitionLog.cleaning`)."""
         state = CleaningState.NONE
         if self.stopped_base >= 0:
             state = CleaningState.STOPPED

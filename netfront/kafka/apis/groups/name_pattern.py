@@ -68,7 +68,7 @@ class NamePattern:
         self._text = text
         self._at = self._depth = self._parts = 0
         self._takes: list[str] = []
-        """What each position takes: an expression of one character, or a mark."""
+        """Taken by each position: an expression of one character, or a mark."""
         self._following: list[int] = []
         """Positions that may follow each."""
         if len(text) > LENGTH_MAX:
