@@ -128,10 +128,9 @@ def _role(
 
 def filter_options(function: Any) -> Any:
     """Add options that choose rules."""
-    for name, values in (("operation", OPERATIONS), ("resource-type", RESOURCE_TYPES)):
-        function = click.option(f"--{name}", type=click.Choice(values), help="Rules with it.")(
-            function
-        )
+    function = click.option(
+        "--resource-type", type=click.Choice(RESOURCE_TYPES), help="Rules with it."
+    )(function)
     function = click.option("--name", help="Rules of this name or prefix.")(function)
     return click.option("--principal", help="Rules of this principal.")(function)
 
@@ -142,6 +141,7 @@ def _filter(given: dict[str, Any]) -> dict[str, Any]:
 
 @command.command(name="list")
 @filter_options
+@click.option("--operation", type=click.Choice(OPERATIONS), help="Rules with it.")
 @place_options
 @json_option
 def list_(bootstrap: str, data_dir: str | None, as_json: bool, **given: Any) -> None:
@@ -162,23 +162,61 @@ def list_(bootstrap: str, data_dir: str | None, as_json: bool, **given: Any) -> 
 @command.command()
 @click.option("--number", type=int, help="The rule of this number.")
 @filter_options
+@click.option(
+    "--operation", "operations", multiple=True, type=click.Choice(OPERATIONS),
+    help="Rules with it, repeatable.",
+)  # fmt: skip
+@click.option("--producer", is_flag=True, help="The rules of `acl add --producer`.")
+@click.option("--consumer", is_flag=True, help="The rules of `acl add --consumer`.")
+@click.option("--retries", is_flag=True, help="With --consumer: those of its retry topics too.")
+@click.option("--prefix", "is_prefix", is_flag=True, help="Rules of prefixes.")
+@click.option("--deny", is_flag=True, help="Rules that deny.")
+@click.option("--host", help="Rules for this address.")
+@resource_options
 @place_options
 @json_option
 def remove(
-    number: int | None, bootstrap: str, data_dir: str | None, as_json: bool, **given: Any
-) -> None:
-    """Remove rules: every one with all that is given.
+    number: int | None, operations: tuple[str, ...], producer: bool, consumer: bool, retries: bool,
+    is_prefix: bool, deny: bool, host: str | None, bootstrap: str, data_dir: str | None,
+    as_json: bool, **given: Any,
+) -> None:  # fmt: skip
+    """Remove rules: every one with all that is given. It takes the options of `acl add`.
 
     \b
     Example:
       tailrace acl remove --number 7
       tailrace acl remove --principal User:shop
+      tailrace acl remove --principal User:shop --producer --topic orders
     """
-    chosen = _filter({"number": number, **given})
-    if not chosen:
+    chosen = _filter(
+        {
+            "number": number, "host": host, "pattern": "prefixed" if is_prefix else None,
+            "permission": "deny" if deny else None,
+            **{name: given[name] for name in ("principal", "resource_type", "name")},
+        }
+    )  # fmt: skip
+    resources = _resources(given)
+    filters = [{**chosen, "resource_type": kind, "name": name} for kind, name in resources]
+    if producer or consumer:
+        if given["principal"] is None:
+            raise click.UsageError("--producer and --consumer need --principal")
+        if operations:
+            raise click.UsageError("--producer and --consumer name the operations themselves")
+        pattern = "prefixed" if is_prefix else "literal"
+        rules = _role(given["principal"], producer, consumer, retries, pattern, given)
+        others: dict[str, Any] = {
+            field: chosen[field] for field in ("host", "permission") if field in chosen
+        }
+        filters = [{"permission": "allow", **rule, **others} for rule in rules]
+    elif resources and (given["name"] is not None or given["resource_type"] is not None):
+        raise click.UsageError("--topic and the like give the type and the name: leave --name out")
+    filters = filters or ([chosen] if chosen or operations else [])
+    if operations:
+        filters = [{**each, "operation": one} for each in filters for one in operations]
+    if not filters:
         raise click.UsageError("say which rules: --number, --principal, ...")
     with users_at(bootstrap, data_dir) as users:
-        removed = users.remove_acls([chosen])
+        removed = users.remove_acls(filters)
     if as_json:
         print_json(removed)
     else:

@@ -103,6 +103,22 @@ def test_a_password_comes_from_a_file_and_is_stored_as_its_proofs(
     assert found["has_password"], "a refused change has changed nothing"
 
 
+def test_rules_are_removed_by_the_options_that_added_them(users: Users) -> None:
+    who = ("--principal", "User:twin")
+    for options in (
+        ("--producer", "--topic", "a"), ("--consumer", "--topic", "a", "--group", "g"),
+        ("--operation", "read", "--operation", "write", "--topic", "b", "--topic", "c"),
+        ("--operation", "describe", "--cluster"),
+        ("--operation", "read", "--topic", "d.", "--prefix", "--deny"),
+    ):  # fmt: skip
+        added = json(users, "acl", "add", *who, *options)
+        shown = json(users, "acl", "list", *who)
+        kept = json(users, "acl", "remove", *who, *options)
+        assert sorted(acl["number"] for acl in kept) == sorted(acl["number"] for acl in added)
+        assert len(json(users, "acl", "list", *who)) == len(shown) - len(added)
+    text(users, "acl", "remove", "--producer", "--topic", "a", status=2)
+
+
 def test_a_password_is_not_asked_for_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_terminal(*_arguments: object) -> int:
         raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
