@@ -81,7 +81,8 @@ def check_bootstrap(address: object) -> str:
             return f"tcp://{address}"
     raise InvalidSettingError(
         f"bootstrap_servers is {address!r}; it takes an address such as tcp://127.0.0.1:7420, "
-        "localhost:7420 or ipc:///run/tailrace/tailrace.sock"
+        "localhost:7420, ipc:///run/tailrace/tailrace.sock or "
+        f"{_as_context(address)}"
     )
 
 
@@ -155,7 +156,7 @@ class DealerSocket:
         except zmq.ZMQError as error:
             raise InvalidSettingError(
                 f"bootstrap {address!r} is not a valid ZeroMQ address: {error.strerror}; write "
-                f"tcp://HOST:PORT, ipc://PATH or {_as_context(address)}"
+                "tcp://HOST:PORT or ipc://PATH"
             ) from None
         self._socket = socket
         self._first: Sequence[Readable] | None = None
@@ -321,5 +322,6 @@ class Runtime:
 SYSTEM = Runtime(time.monotonic_ns, DealerSocket, sleep_on, random.Random().random, has_probes=True)
 
 
-def _as_context(address: str) -> str:
-    return f"context:{address}" if address.endswith(".context") else "context:FILE"
+def _as_context(address: object) -> str:
+    is_file = isinstance(address, str) and address.endswith(".context")
+    return f"context:{address}" if is_file else "context:FILE"

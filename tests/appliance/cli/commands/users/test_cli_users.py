@@ -209,6 +209,11 @@ def test_a_token_and_server_keys_are_the_standard_output(tmp_path: pathlib.Path)
     assert run(None, "server-key", "finish", *place).stdout.split() == [following]
 
 
+def test_an_address_that_is_the_file_of_a_context_is_told_how_to_be_written() -> None:
+    refused = run(None, "user", "list", "--bootstrap", "billing.context", status=1)
+    assert b"or context:billing.context" in refused.stderr
+
+
 def test_the_server_key_is_shown(users: Users) -> None:
     key = server_key(users.appliance)
     assert text(users, "server-key", "show").strip() == key
