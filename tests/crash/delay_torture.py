@@ -145,8 +145,9 @@ class DelayTorture(TortureBase[Counts]):
                 self.counts.unknown += 1
 
     def _change_one(self, admin: Admin, record: Sent, rng: random.Random) -> None:
+        delay_id = record.delay_id  # a transaction may change it meanwhile
         if rng.random() < 0.5:
-            error = admin.cancel_delays([record.delay_id])[record.delay_id]
+            error = admin.cancel_delays([delay_id])[delay_id]
             if error is None:
                 record.fate = "cancelled"
                 self.counts.cancelled += 1
@@ -154,7 +155,7 @@ class DelayTorture(TortureBase[Counts]):
                 self._was_late(record)
             return
         due = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=rng.uniform(0, DELAY_MAX_S))
-        found = admin.reschedule_delays({record.delay_id: due})[record.delay_id]
+        found = admin.reschedule_delays({delay_id: due})[delay_id]
         if isinstance(found, str):
             record.delay_id, record.due = found, due.timestamp()
             self.counts.rescheduled += 1
@@ -205,13 +206,13 @@ class DelayTorture(TortureBase[Counts]):
             for record in chosen:
                 record.fate = "unknown"  # until the call returns
         for record in chosen:
-            due = None
+            due, delay_id = None, record.delay_id  # which the other thread may change meanwhile
             if rng.random() < 0.5:
                 due = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=rng.uniform(0, DELAY_MAX_S))
             if due is None:
-                outcome: object = producer.cancel_delays(record.delay_id)[record.delay_id]
+                outcome: object = producer.cancel_delays(delay_id)[delay_id]
             else:
-                outcome = producer.reschedule_delays({record.delay_id: due})[record.delay_id]
+                outcome = producer.reschedule_delays({delay_id: due})[delay_id]
             if isinstance(outcome, TailraceError):
                 self.counts.too_late += 1  # delivered, or in delivery
             else:
