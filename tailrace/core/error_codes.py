@@ -345,8 +345,11 @@ ERROR_TABLE: dict[ErrorCode, ErrorRow] = dict(
         _row(
             _C.INVALID_RECORD,
             False,
-            "A part of the record has the wrong type, or is missing.",
-            "Correct the part that the message names.",
+            "A part of the record has the wrong type, or it has no key and its topic is compacted.",
+            (
+                "Correct the part that the message names. Give each record of a compacted topic a "
+                "key."
+            ),
         ),
         _row(
             _C.INTERNAL_ERROR,

@@ -134,7 +134,7 @@ def test_a_source_at_rest_is_switched(switched: Switched) -> None:
     assert switched.run()
     assert switched.target.is_switched
     assert switched.target.group_offsets == [10]
-    assert "switched: the lag is zero, 1 groups" in switched.heard.sentences[-1]
+    assert "switched: the lag is zero, 1 group has its offsets" in switched.heard.sentences[-1]
 
 
 def test_a_stop_in_the_quiet_seconds_switches_nothing(switched: Switched) -> None:
