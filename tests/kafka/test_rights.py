@@ -16,6 +16,7 @@ from shm.rights.passwords import fields_of
 from tailrace import NewTopic, Producer
 from tests.kafka.logins import PASSWORD, connect
 from tests.kit.appliances.secured import Users, acl, admin_address, secured
+from tests.kit.processes import wait_until
 
 TOPIC, GROUP, CLUSTER, TRANSACTION = 29, 30, 31, 53
 UNKNOWN_ID = 100
@@ -394,9 +395,15 @@ def test_who_may_read_a_topic_sees_the_open_transactions_of_others_in_it(users: 
         with connect(users, "watcher") as watcher:
             asked = {"topics": [{"name": name, "partition_indexes": [0]}
                                 for name in (ORDERS, "hidden")]}  # fmt: skip
-            shown, denied = watcher.ask(61, 0, asked)["topics"]
+
+            def start_offset() -> int:
+                shown, _ = watcher.ask(61, 0, asked)["topics"]
+                (one,) = shown["partitions"][0]["active_producers"]
+                return int(one["current_txn_start_offset"])
+
+            # The coordinator hears of an open transaction a moment after its first batch.
+            wait_until(lambda: start_offset() == offset, "the transaction is shown as open")
+            _, denied = watcher.ask(61, 0, asked)["topics"]
             listed = watcher.ask(66, 0, {"state_filters": [], "producer_id_filters": []})
         producer.abort_transaction()
-    (one,) = shown["partitions"][0]["active_producers"]
-    assert one["current_txn_start_offset"] == offset
     assert (codes(denied), listed["transaction_states"]) == ({TOPIC}, [])
