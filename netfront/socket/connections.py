@@ -95,6 +95,10 @@ class Connections:
         """Peers to close at the sweep after the next, with the reason."""
         self._doomed: dict[PeerConnection, str] = {}
         """Peers to close at the next sweep, with the reason."""
+        self._suspects: dict[bytes, tuple[int, str]] = {}
+        """Senders to close once it is known which connection of their descriptor they have: the
+        descriptor and the reason.
+        """
         self._round: list[PeerConnection] = []
         self._sending: deque[PeerConnection] = deque()
         """Peers that had unreleased marks at their last check."""
@@ -248,6 +252,7 @@ class Connections:
         return not (
             self._condemned
             or self._doomed
+            or self._suspects
             or self._sending
             or self.untaken_total > SUSPECT_BYTES
             or self._memory_is_short
@@ -266,12 +271,40 @@ class Connections:
             ended.fd != peer.fd or ended.identity is not None for ended, _, _ in self._unread
         )
 
-    def condemn(self, peer: PeerConnection, reason: str) -> None:
+    def condemn(self, identity: bytes, reason: str) -> None:
         """Close the sender of the last message at the sweep after the next, so that its error
-        response can leave.
+        response can leave. While an ended connection of the same descriptor may be the sender (see
+        `identify`), it is decided by later sweeps.
         """
-        if not peer.is_closing and peer not in self._doomed and self.is_sender(peer):
+        peer = self.by_identity.get(identity)
+        if peer is None:
+            return
+        if self.is_open(peer) and self.is_sender(peer):
+            self._condemn_sender(peer, reason)
+        else:
+            self._suspects[identity] = peer.fd, reason
+
+    def _condemn_sender(self, peer: PeerConnection, reason: str) -> None:
+        if not peer.is_closing and peer not in self._doomed:
             self._condemned[peer] = reason
+
+    def _condemn_suspects(self, is_connected: Callable[[bytes], bool]) -> None:
+        """Condemn each sender whose descriptor's ended connections have all been read: one that is
+        still connected has the open connection.
+        """
+        unread = {ended.fd for ended, _, _ in self._unread}
+        for identity, (fd, reason) in list(self._suspects.items()):
+            if fd in unread:
+                continue
+            del self._suspects[identity]
+            peer = self.by_identity.get(identity) or self._by_fd.get(fd)
+            if peer is None or peer.fd != fd or not self.is_open(peer):
+                continue
+            if peer.identity not in (None, identity) or not is_connected(identity):
+                continue
+            if peer.identity is None:
+                self.identify(identity, fd)
+            self._condemn_sender(peer, reason)
 
     def close(self, peer: PeerConnection, reason: str) -> None:
         """Close a connection that exceeds a limit."""
@@ -332,9 +365,13 @@ class Connections:
 
     # ---- sweeps ----------------------------------------------------------------------------------
 
-    def sweep(self, now_ns: int, is_read: Callable[[], bool]) -> None:
+    def sweep(
+        self, now_ns: int, is_read: Callable[[], bool], is_connected: Callable[[bytes], bool]
+    ) -> None:
         """Close the peers that exceed a limit.
 
+        `is_connected` returns True if libzmq has a connection with this identity. To find out, it
+        may send an empty message.
         `is_read` returns True if everything libzmq had read has been received from it. If not (a
         front that is not fed yet or was suspended), waiting bytes are not the sender's fault, and
         only the sums are bounded.
@@ -342,6 +379,8 @@ class Connections:
         for peer, reason in self._doomed.items():
             self.close(peer, reason)
         self._doomed, self._condemned = self._condemned, {}
+        if self._suspects:
+            self._condemn_suspects(is_connected)
         memory = self._sockets.private_bytes()
         is_short = memory > self._memory_max
         peers = (

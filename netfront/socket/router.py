@@ -465,9 +465,16 @@ class Router:
         """Close a connection at the sweep after the next, when its last messages
         have had time to leave.
         """
-        peer = self._peers.by_identity.get(identity)
-        if peer is not None:
-            self._peers.condemn(peer, reason)
+        self._peers.condemn(identity, reason)
+
+    def _is_connected(self, identity: bytes) -> bool:
+        """True if libzmq has a connection with this identity. Only a message to it tells."""
+        self._is_drained = False
+        try:
+            self._messages.send([identity, b""])
+        except zmq.ZMQError:
+            return False
+        return True
 
     def watch(self, now_ns: int) -> Watched:
         """Update connections that opened and closed, and check what they cost."""
@@ -482,7 +489,9 @@ class Router:
             for buffer in peers.settle_some(256, now_ns):
                 self._buffers.give_back(buffer)
             peers.sweep(
-                now_ns, lambda: self._empty_count > self._empty_at_check and not self.has_input()
+                now_ns,
+                lambda: self._empty_count > self._empty_at_check and not self.has_input(),
+                self._is_connected,
             )
             self._empty_at_check = self._empty_count
             self._pause.end_sweep(now_ns, len(peers), peers.is_settled)

@@ -89,6 +89,10 @@ def not_everything() -> bool:
     return False
 
 
+def is_connected(identity: bytes) -> bool:
+    return identity != b"gone"
+
+
 def connect(
     peers: Connections, fd: int, now_ns: int = 0, *, shaken: bool = True, is_counted: bool = True
 ) -> PeerConnection:
@@ -106,7 +110,7 @@ def test_what_came_out_as_whole_messages_costs_nothing(
     peer = connect(peers, 1)
     for turn in range(100):
         sockets.received[1] = peer.taken = turn * 10 * MIB
-        peers.sweep(turn * SWEEP_INTERVAL_NS, everything_is_read)
+        peers.sweep(turn * SWEEP_INTERVAL_NS, everything_is_read, is_connected)
     assert not sockets.closed
 
 
@@ -122,13 +126,13 @@ def test_an_unfinished_message_is_bounded_by_the_handshake_and_the_credit(
     assert stranger.credit is None
     producer.credit.granted = 2 * MIB
     sockets.received = {1: MIB, 2: SESSION_SLACK_BYTES, 3: SESSION_SLACK_BYTES + 2 * MIB}
-    peers.sweep(0, everything_is_read)
+    peers.sweep(0, everything_is_read, is_connected)
     assert not sockets.closed
     sockets.received = {fd: count + 1 for fd, count in sockets.received.items()}
-    peers.sweep(0, everything_is_read)
+    peers.sweep(0, everything_is_read, is_connected)
     assert sockets.closed == [1, 2, 3]
     assert peers.closed_count == 3
-    peers.sweep(SWEEP_INTERVAL_NS, everything_is_read)
+    peers.sweep(SWEEP_INTERVAL_NS, everything_is_read, is_connected)
     assert peers.closed_count == 3, "once"
     assert client.is_closing
 
@@ -138,7 +142,7 @@ def test_what_the_front_has_not_come_to_is_not_its_senders_fault(
 ) -> None:
     connect(peers, 1)
     sockets.received[1] = 7 * MIB
-    peers.sweep(0, not_everything)
+    peers.sweep(0, not_everything, is_connected)
     assert not sockets.closed
 
 
@@ -149,10 +153,10 @@ def test_what_libzmq_has_not_read_yet_costs_the_front_nothing(
     connect(peers, 1)
     sockets.received[1] = 7 * MIB
     sockets.waiting[1] = 6 * MIB
-    peers.sweep(0, everything_is_read)
+    peers.sweep(0, everything_is_read, is_connected)
     assert not sockets.closed
     sockets.waiting[1] = 0
-    peers.sweep(SWEEP_INTERVAL_NS, everything_is_read)
+    peers.sweep(SWEEP_INTERVAL_NS, everything_is_read, is_connected)
     assert sockets.closed == [1]
 
 
@@ -168,7 +172,7 @@ def test_whether_everything_was_read_is_asked_after_the_count(
     def counted() -> bool:
         return peer.untaken == 0
 
-    peers.sweep(0, counted)
+    peers.sweep(0, counted, is_connected)
     assert not sockets.closed
 
 
@@ -180,7 +184,7 @@ def test_all_together_are_bounded_and_the_largest_goes_first(
         assert peer.credit is not None
         peer.credit.granted = 5 * MIB
         sockets.received[fd] = MIB + fd * 400 * KIB
-    peers.sweep(0, not_everything)
+    peers.sweep(0, not_everything, is_connected)
     assert sockets.closed == [5]
     for fd in range(1, 6):
         peers.disconnected(fd, 0, 0)
@@ -193,7 +197,7 @@ def test_without_a_handshake_all_together_have_little(
     for fd in range(1, 6):
         connect(peers, fd, shaken=False)
         sockets.received[fd] = 500 * KIB + fd
-    peers.sweep(0, everything_is_read)
+    peers.sweep(0, everything_is_read, is_connected)
     assert sockets.closed == [5]
 
 
@@ -203,9 +207,9 @@ def test_an_unfinished_message_without_a_handshake_has_some_seconds(
     connect(peers, 1, shaken=False)
     connect(peers, 2, shaken=False)
     sockets.received = {1: 8 * KIB, 2: 300}
-    peers.sweep(UNSHAKEN_NS - 1, everything_is_read)
+    peers.sweep(UNSHAKEN_NS - 1, everything_is_read, is_connected)
     assert not sockets.closed
-    peers.sweep(UNSHAKEN_NS, everything_is_read)
+    peers.sweep(UNSHAKEN_NS, everything_is_read, is_connected)
     assert sockets.closed == [1], "who has sent nothing costs nothing"
 
 
@@ -235,7 +239,7 @@ def test_who_takes_none_of_its_answers_is_closed_and_who_takes_them_slowly_is_no
     assert peers.unsent_total == 3 * MARK_BYTES
     marks[1].done = True
     peers.settle(slow, STALLED_NS - 1)
-    peers.sweep(STALLED_NS, everything_is_read)
+    peers.sweep(STALLED_NS, everything_is_read, is_connected)
     assert sockets.closed == [1]
     assert (slow.unsent, peers.unsent_total) == (MARK_BYTES, 2 * MARK_BYTES)
     marks[0].done = marks[2].done = True
@@ -262,7 +266,7 @@ def test_when_answers_fill_what_there_is_the_largest_that_stands_still_is_closed
         peer = connect(peers, fd)
         peers.needs_mark(peer, fd * MIB)
         peers.mark(peer, FakeMark(), None, 0 if fd < 3 else ROOM_NS)
-    peers.sweep(ROOM_NS, everything_is_read)
+    peers.sweep(ROOM_NS, everything_is_read, is_connected)
     assert sockets.closed == [2], "the third one has begun a moment ago"
 
 
@@ -271,10 +275,10 @@ def test_memory_that_is_short_closes_who_is_in_the_middle_of_something(
 ) -> None:
     idle, busy, endless = connect(peers, 1), connect(peers, 2), connect(peers, 3)
     sockets.received = {1: 200, 2: 900 * KIB, 3: 100 * KIB}
-    peers.sweep(0, everything_is_read)
+    peers.sweep(0, everything_is_read, is_connected)
     sockets.memory += LIMITS.memory_growth_max + 1
     busy.taken = 100 * KIB
-    peers.sweep(2 * SWEEP_INTERVAL_NS, everything_is_read)
+    peers.sweep(2 * SWEEP_INTERVAL_NS, everything_is_read, is_connected)
     assert sockets.closed == [3]
     assert not idle.is_closing
     assert endless.is_closing
@@ -288,10 +292,10 @@ def test_memory_that_is_short_closes_those_without_a_count_when_nobody_else_is_t
     connect(peers, 3, is_counted=False, shaken=False)
     sockets.received = {1: 200, 2: -1, 3: -1}
     sockets.memory += LIMITS.memory_growth_max + 1
-    peers.sweep(2 * SWEEP_INTERVAL_NS, everything_is_read)
+    peers.sweep(2 * SWEEP_INTERVAL_NS, everything_is_read, is_connected)
     assert sockets.closed == [3]
     peers.disconnected(3, 0, 0)
-    peers.sweep(3 * ROOM_NS, everything_is_read)
+    peers.sweep(3 * ROOM_NS, everything_is_read, is_connected)
     assert sockets.closed == [3, 2]
 
 
@@ -357,29 +361,52 @@ def test_without_descriptors_nobody_is_told_that_connections_max_is_too_small(
     assert [record.getMessage().split()[0] for record in caplog.records] == ["connections_full"]
 
 
-def test_who_has_the_descriptor_of_one_that_is_to_be_closed_stays(
-    peers: Connections, sockets: FakeSockets
+@pytest.mark.parametrize("sender", [b"gone", b"connected"])
+def test_who_has_the_descriptor_of_an_ended_connection_is_closed_only_for_its_own_messages(
+    peers: Connections, sockets: FakeSockets, sender: bytes
 ) -> None:
     """What a connection that has ended sent before it is read when its successor has sent nothing
-    yet, and is taken for its successor's.
+    yet, and is taken for its successor's. libzmq tells which of them it was.
     """
     peers.accepted(5, True, 0)
     peers.disconnected(5, 1, 1)
     peers.accepted(5, True, 2)
-    successor = peers.identify(b"guilty", 5)
+    successor = peers.identify(sender, 5)
     assert successor is not None
     assert not peers.is_sender(successor)
-    peers.condemn(successor, "nonsense")
-    peers.sweep(SWEEP_INTERVAL_NS, everything_is_read)
-    peers.sweep(2 * SWEEP_INTERVAL_NS, everything_is_read)
-    assert sockets.closed == []
+    peers.condemn(sender, "nonsense")
+    for turn in range(1, 3):
+        peers.sweep(turn * SWEEP_INTERVAL_NS, everything_is_read, is_connected)
+        assert not peers.is_settled, "sweeps go on until it is known"
     peers.drain_ended(2 * SWEEP_INTERVAL_NS, 2)
     assert peers.is_sender(successor)
-    peers.condemn(successor, "nonsense of its own")
-    peers.sweep(3 * SWEEP_INTERVAL_NS, everything_is_read)
-    assert sockets.closed == [], "what it was sent has no time to leave"
-    peers.sweep(4 * SWEEP_INTERVAL_NS, everything_is_read)
-    assert sockets.closed == [5]
+    for turn in range(3, 5):
+        peers.sweep(turn * SWEEP_INTERVAL_NS, everything_is_read, is_connected)
+        assert sockets.closed == [], "what it was sent has no time to leave"
+    peers.sweep(5 * SWEEP_INTERVAL_NS, everything_is_read, is_connected)
+    assert sockets.closed == ([] if sender == b"gone" else [5])
+    assert peers.is_settled
+
+
+def test_a_sender_that_was_taken_for_an_ended_connection_is_closed_when_that_is_read(
+    peers: Connections, sockets: FakeSockets
+) -> None:
+    peers.accepted(5, True, 0)
+    assert peers.identify(b"first", 5) is not None
+    peers.disconnected(5, 1, 1)
+    peers.accepted(5, True, 2)
+    peers.disconnected(5, 3, 1)
+    peers.accepted(5, True, 4)
+    assert peers.identify(b"innocent", 5) is not None
+    taken_for = peers.identify(b"guilty", 5)
+    assert taken_for is not None
+    assert not peers.is_open(taken_for)
+    peers.condemn(b"guilty", "nonsense")
+    assert b"guilty" in peers.drain_ended(2 * SWEEP_INTERVAL_NS, 2)
+    for turn in range(3, 7):
+        peers.sweep(turn * SWEEP_INTERVAL_NS, everything_is_read, is_connected)
+    assert sockets.closed == [], "the open connection is another's"
+    assert peers.is_settled
 
 
 def test_many_connections_are_looked_at_in_turn(sockets: FakeSockets) -> None:
@@ -389,7 +416,7 @@ def test_many_connections_are_looked_at_in_turn(sockets: FakeSockets) -> None:
         sockets.received[fd] = 4 * MIB if fd == 3 * SWEEP_PEERS - 1 else 0
     for turn in range(3):
         assert not sockets.closed
-        peers.sweep(turn * SWEEP_INTERVAL_NS, everything_is_read)
+        peers.sweep(turn * SWEEP_INTERVAL_NS, everything_is_read, is_connected)
     assert sockets.closed == [3 * SWEEP_PEERS - 1]
 
 
