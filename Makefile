@@ -116,7 +116,7 @@ bench-rebalance: $(KERNEL)
 	@$(BIN)/python -P -m bench.members.rebalance $(ARGS)
 
 # PAIRS=2 CASES="sends acks": a look at some. And of bench-scale: BASE=COMMIT: the budget of that commit beside; WRITE_DOCS=1: into
-# docs/performance.md; PARTS="budget model breadth": only these.
+# docs; PARTS="budget model breadth": only these.
 bench-pairs: $(KERNEL)
 	@$(BIN)/python -P -m bench.pairs $(or $(BASE),HEAD~1)
 
@@ -129,7 +129,7 @@ bench-spark-streaming: $(KERNEL) java
 	@$(BIN)/python -P -m bench.with_spark.spark_streaming
 
 # Spark reads a topic, and beside it Parquet files and Kafka, where Maven has it. ROWS=300000 TOUCH=0 for a look; PARTS="starts reads
-# executors": only these; WRITE_DOCS=1: a whole run into docs/performance.md.
+# executors": only these; WRITE_DOCS=1: a whole run into docs/measurements.md.
 bench-spark: $(KERNEL) java
 	@$(BIN)/python -P -m bench.with_spark.spark
 

@@ -1,4 +1,5 @@
-"""Tables of docs/performance.md, made of results of bench-scale, bench-peers and bench-spark.
+"""Tables of docs/performance.md and docs/measurements.md, made of results of bench-scale,
+bench-peers and bench-spark.
 
 `python -P -m bench.doc_tables FILE...` writes what each file of bench/results has: a budget
 (microseconds per batch and stage), breadth, goals, Spark.
@@ -13,7 +14,6 @@ import sys
 from typing import Any
 
 from bench import write_docs
-from bench.other_tree import ROOT
 from bench.stages import budget
 
 
@@ -130,7 +130,7 @@ def main() -> int:
         written = write_docs.write(
             tables_of(json.loads(pathlib.Path(name).read_text(encoding="utf-8")))
         )
-        print(f"{name}: {', '.join(written)} written into {write_docs.PAGE.relative_to(ROOT)}")
+        print(f"{name}: {', '.join(written)} written into docs")
     return 0
 
 

@@ -1,5 +1,5 @@
-"""Tables of results into docs/performance.md, between their marks. Nothing else of the page is
-touched.
+"""Tables of results into docs/performance.md and docs/measurements.md, between their marks. Nothing
+else of the pages is touched.
 
 The caller hands the tables in: `bench.doc_tables` makes them of a file of results.
 """
@@ -10,18 +10,16 @@ from collections.abc import Mapping
 
 from bench.other_tree import ROOT
 
-PAGE = ROOT / "docs/performance.md"
+PAGES = (ROOT / "docs/performance.md", ROOT / "docs/measurements.md")
 
 
-def put(text: str, name: str, table: str) -> str:
-    """The page with `table` between its marks `<!-- name -->`. Raises ValueError when they are not
-    there.
-    """
+def put(text: str, name: str, table: str) -> str | None:
+    """The page with `table` between its marks `<!-- name -->`. None when they are not there."""
     start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
     before, opened, rest = text.partition(start)
     _, closed, after = rest.partition(end)
     if not opened or not closed:
-        raise ValueError(f"{PAGE.name} has no part between {start.strip()} and {end}")
+        return None
     return before + start + table + end + after
 
 
@@ -34,8 +32,12 @@ def write(tables: Mapping[str, str]) -> list[str]:
             "it has no budget, breadth or goals: give a file of bench-scale, bench-peers or "
             "bench-spark"
         )
-    text = PAGE.read_text(encoding="utf-8")
     for name, table in tables.items():
-        text = put(text, name, table)
-    PAGE.write_text(text, encoding="utf-8")
+        for page in PAGES:
+            text = put(page.read_text(encoding="utf-8"), name, table)
+            if text is not None:
+                page.write_text(text, encoding="utf-8")
+                break
+        else:
+            raise ValueError(f"no page has a part between <!-- {name} --> and <!-- /{name} -->")
     return list(tables)

@@ -108,7 +108,7 @@ def _collector(java_options: Sequence[str]) -> list[str]:
     """The option for the parallel collector, or none where another collector was chosen: a JVM with
     two does not start.
 
-    Rows through Arrow take 0.85 of the JVM's time that they take with G1 (docs/performance.md).
+    Rows through Arrow take 0.85 of the JVM's time that they take with G1 (docs/measurements.md).
     """
     given = [
         *java_options,

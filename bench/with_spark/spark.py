@@ -331,10 +331,7 @@ def main() -> int:
     path.write_text(json.dumps(kept, indent=1) + "\n")
     print(f"\nwritten to {path.relative_to(RESULTS.parent.parent)}")
     if os.environ.get("WRITE_DOCS") and not suffix:
-        print(
-            f"{', '.join(write_docs.write(doc_tables.tables_of(kept)))} written into "
-            f"docs/{write_docs.PAGE.name}"
-        )
+        print(f"{', '.join(write_docs.write(doc_tables.tables_of(kept)))} written into docs")
     return 0
 
 

@@ -162,7 +162,7 @@ def test_tables_go_between_their_marks_and_nothing_else_changes(
 ) -> None:
     page = tmp_path / "page.md"
     page.write_text("a\n<!-- goals -->\nold\n<!-- /goals -->\nb\n")
-    monkeypatch.setattr(write_docs, "PAGE", page)
+    monkeypatch.setattr(write_docs, "PAGES", (page,))
     outcomes = [
         outcome(RATIO, {("r", "ours", ""): [9.0], ("r", "theirs", ""): [3.0]}).for_file(),
         outcome(MOST, {}).for_file(),
