@@ -27,7 +27,8 @@ from shm.rights.kafka_listeners import (
 )
 from tailrace.core.errors import InvalidSettingError
 
-MECHANISMS = ("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN")
+OAUTHBEARER = "OAUTHBEARER"
+MECHANISMS = ("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN", OAUTHBEARER)
 """Mechanisms of Kafka clients' logins."""
 
 
@@ -196,6 +197,8 @@ def _kafka_security(settings: Settings) -> Iterator[Conflict]:
             ("kafka.sasl.enabled.mechanisms",),
             f"kafka.sasl.enabled.mechanisms has {unknown}; it takes {', '.join(MECHANISMS)}",
         )
+    if OAUTHBEARER in settings.kafka_sasl_enabled_mechanisms:
+        yield from _token_keys(settings)
     try:
         PrincipalRules(settings.kafka_tls_principal_rules)
     except ValueError as error:
@@ -215,6 +218,22 @@ def _kafka_security(settings: Settings) -> Iterator[Conflict]:
             yield Conflict(("kafka.listen",), str(error))
             continue
         yield from _listener_security(settings, listener, has_users=has_users)
+
+
+def _token_keys(settings: Settings) -> Iterator[Conflict]:
+    if not settings.kafka_oauth_jwks:
+        yield Conflict(
+            ("kafka.sasl.enabled.mechanisms", "kafka.sasl.oauthbearer.jwks"),
+            "kafka.sasl.enabled.mechanisms has OAUTHBEARER, and kafka.sasl.oauthbearer.jwks names "
+            "no file with keys that verify tokens",
+        )
+    if not (settings.kafka_oauth_audience or settings.kafka_oauth_issuer):
+        yield Conflict(
+            ("kafka.sasl.enabled.mechanisms", "kafka.sasl.oauthbearer.expected.audience"),
+            "kafka.sasl.enabled.mechanisms has OAUTHBEARER, and nothing is expected of a token: "
+            "set kafka.sasl.oauthbearer.expected.audience, so that tokens for other services are "
+            "refused, or kafka.sasl.oauthbearer.expected.issuer",
+        )
 
 
 def _listener_security(

@@ -100,15 +100,50 @@ class Settings:
     )
     kafka_sasl_enabled_mechanisms: list[str] = setting(
         ["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"],
-        "Mechanisms by which Kafka clients log in.",
+        "Mechanisms by which Kafka clients log in: SCRAM-SHA-512, SCRAM-SHA-256, PLAIN and "
+        "OAUTHBEARER.",
         name="kafka.sasl.enabled.mechanisms",
         live=True,
     )
     kafka_sasl_plain_without_tls: bool = setting(
         False,
-        "Whether Kafka clients may log in with PLAIN on a connection that is not encrypted: whoever "
-        "listens to the network then reads their passwords.",
+        "Whether Kafka clients may log in with PLAIN or OAUTHBEARER on a connection that is not "
+        "encrypted: whoever listens to the network then reads their passwords and tokens.",
         name="kafka.sasl.plain_without_tls",
+        live=True,
+    )
+    kafka_oauth_jwks: str = setting(
+        "",
+        "File with the keys that verify tokens of OAUTHBEARER, a JWK set: those of the identity "
+        "provider, or secrets. A reload reads it again.",
+        name="kafka.sasl.oauthbearer.jwks",
+        live=True,
+    )
+    kafka_oauth_issuer: str = setting(
+        "",
+        "Issuer that a token must be of (iss). Empty: any that has signed with one of the keys.",
+        name="kafka.sasl.oauthbearer.expected.issuer",
+        live=True,
+    )
+    kafka_oauth_audience: list[str] = setting(
+        [],
+        "Names that this appliance has for the identity provider: a token must be for one of them "
+        "(aud). Empty: it may be for any service.",
+        name="kafka.sasl.oauthbearer.expected.audience",
+        live=True,
+    )
+    kafka_oauth_user_claim: str = setting(
+        "sub",
+        "Part of a token that has the name of the user.",
+        name="kafka.sasl.oauthbearer.sub.claim.name",
+        live=True,
+    )
+    kafka_oauth_clock_skew_s: int = setting(
+        30,
+        "Time by which the clock of the identity provider may differ, seconds.",
+        name="kafka.sasl.oauthbearer.clock.skew.seconds",
+        minimum=0,
+        maximum=600,
         live=True,
     )
     kafka_connections_max_reauth_ms: int = setting(

@@ -27,7 +27,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from netfront.access.gate import Gate
 from netfront.agent.front_agent import Front
@@ -54,6 +54,9 @@ from shm.runtime.error_handler import CountedErrorHandler
 from shm.runtime.logs.slow_operations import SLOW
 from shm.runtime.timing_wheel import NEVER_NS, TimingWheel
 from shm.tables.control import ProcessSlot
+
+if TYPE_CHECKING:
+    from netfront.kafka.login.login import Logins
 
 logger = logging.getLogger(__name__)
 
@@ -214,6 +217,30 @@ def gateway_number(context: ProcessContext) -> int:
     return context.index - (int(settings["fronts"]) - int(settings["gateways"]))
 
 
+def _make_logins(
+    context: ProcessContext, gate: Gate, secret: str, settings: dict[str, Any]
+) -> Logins:
+    from netfront.kafka.login.login import Logins
+    from netfront.kafka.login.password_checks import PasswordChecks
+    from netfront.kafka.login.token_checks import TokenChecks
+    from shm.rights.bearer_tokens import TokenKeysError
+
+    try:
+        tokens = TokenChecks(settings, context.clock.wall_us)
+    except TokenKeysError as error:
+        _end(context, error)
+    checks = PasswordChecks(context.doorbell.ring)
+    return Logins(gate, checks, secret.encode(), settings, tokens=tokens)
+
+
+def _end(context: ProcessContext, error: Exception) -> NoReturn:
+    """End for files that cannot be used. At its first start the appliance ends at once; a successor
+    tries again.
+    """
+    print(f"tailrace: {error}", file=sys.stderr, flush=True)
+    sys.exit(EXIT_CONFIG if context.spec.generation == 1 else EXIT_FAILED)
+
+
 def main() -> None:
     """Run the gateway."""
     context = start()
@@ -225,14 +252,7 @@ def main() -> None:
     port = context.control.port(context.index)
     own_descriptors = open_descriptor_count()
     secret, gate = make_gate(context) if settings.get("security") else ("", None)
-    logins = None
-    if gate is not None:
-        from netfront.kafka.login.login import Logins
-        from netfront.kafka.login.password_checks import PasswordChecks
-
-        logins = Logins(
-            gate, PasswordChecks(context.doorbell.ring), secret.encode(), settings
-        )  # fmt: skip
+    logins = None if gate is None else _make_logins(context, gate, secret, settings)
     try:
         connector = Connector(settings, logins)
         addresses = [each.address for each in connector.listeners]
@@ -241,9 +261,7 @@ def main() -> None:
         print(f"tailrace: {error.strerror}", file=sys.stderr, flush=True)
         sys.exit(EXIT_ADDRESS_IN_USE)
     except TlsError as error:
-        print(f"tailrace: {error}", file=sys.stderr, flush=True)
-        # at its first start the appliance ends at once; a successor tries again
-        sys.exit(EXIT_CONFIG if context.spec.generation == 1 else EXIT_FAILED)
+        _end(context, error)
     connections_max = limits(settings, own_descriptors).connections_max
     made: list[Listener] = []
 

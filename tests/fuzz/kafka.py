@@ -12,16 +12,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import pathlib
 import random
 import struct
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from netfront.kafka.apis.table import APIS
 from netfront.kafka.wire.codec import definitions, is_flexible, request_writer
+from shm.rights.passwords import fields_of
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tests.kit.appliances.secured import secured
+from tests.kit.peers.bearer_tokens import Provider, first_message, token_settings, write_keys
 from tests.kit.peers.raw_kafka import RawKafka
 from tests.kit.processes import children
 
@@ -115,14 +120,76 @@ def frame(api: int, version: int, body: bytes, rng: random.Random) -> bytes:
     return struct.pack(">i", size) + head + body
 
 
-def script(address: str, seed: int, requests: int = 40) -> None:
+HANDSHAKE, AUTHENTICATE, METADATA = 17, 36, 3
+PASSWORD = "correct horse"
+ADMINISTRATOR, READER = "administrator", "reader"
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI")
+
+
+class Logins:
+    """Logs connections in, well or badly."""
+
+    def __init__(self, provider: Provider) -> None:
+        self._provider = provider
+
+    def log_in(self, client: RawKafka, rng: random.Random) -> None:
+        """Raises OSError or AssertionError: the connection was closed."""
+        user = rng.choice((ADMINISTRATOR, ADMINISTRATOR, READER, "nobody"))
+        chance = rng.random()
+        if chance < 0.1:
+            return
+        if chance < 0.7:
+            self.as_user(client, user, by_token=rng.random() < 0.3)
+            return
+        for _ in range(rng.choice((1, 2))):
+            version = rng.choice((0, 1))
+            client.ask(HANDSHAKE, version, {"mechanism": rng.choice(MECHANISMS)})
+            tokens = (
+                plain_token(user), first_message(self._provider.token(user)),
+                b"n,,n=" + user.encode() + b",r=" + b"x" * 24, b"c=biws,r=x,p=eA==", b"",
+            )  # fmt: skip
+            for _ in range(rng.choice((1, 2))):
+                token = bend(rng.choice(tokens), rng)
+                if version == 0:
+                    client.send_bytes(struct.pack(">i", len(token)) + token)
+                else:
+                    client.send(AUTHENTICATE, 1, {"auth_bytes": token})
+                with contextlib.suppress(TimeoutError):
+                    client.receive_bytes()
+
+    def as_user(self, client: RawKafka, user: str, *, by_token: bool = False) -> None:
+        """Log in as it should be."""
+        mechanism = "OAUTHBEARER" if by_token else "PLAIN"
+        assert client.ask(HANDSHAKE, 1, {"mechanism": mechanism})["error_code"] == 0
+        token = first_message(self._provider.token(user)) if by_token else plain_token(user)
+        client.ask(AUTHENTICATE, 2, {"auth_bytes": token})
+
+
+def plain_token(user: str) -> bytes:
+    return f"\0{user}\0{PASSWORD}".encode()
+
+
+def connected(address: str, rng: random.Random, logins: Logins | None) -> RawKafka | None:
+    """A connection for bent requests; None: its login has ended it."""
+    client = RawKafka(address)
+    client.set_timeout(ANSWER_S)
+    if logins is not None:
+        try:
+            logins.log_in(client, rng)
+        except (OSError, AssertionError):
+            client.close()
+            return None
+    return client
+
+
+def script(address: str, seed: int, requests: int = 40, logins: Logins | None = None) -> None:
     """Send one seed's requests. Raises AssertionError: the gateway does not answer others."""
     rng = random.Random(seed)
     client: RawKafka | None = None
     for _ in range(requests):
+        client = client or connected(address, rng, logins)
         if client is None:
-            client = RawKafka(address)
-            client.set_timeout(ANSWER_S)
+            continue
         api, version, body = request(rng)
         if rng.random() < 0.7:
             body = bend(body, rng)
@@ -138,7 +205,33 @@ def script(address: str, seed: int, requests: int = 40) -> None:
     if client is not None:
         client.close()
     with RawKafka(address) as good:
-        assert good.ask(3, 9, {"topics": [{"name": TOPIC}]})["brokers"], "no answer"
+        if logins is not None:
+            logins.as_user(good, ADMINISTRATOR)
+        assert good.ask(METADATA, 9, {"topics": [{"name": TOPIC}]})["brokers"], "no answer"
+
+
+@contextlib.contextmanager
+def plain_gateway() -> Iterator[tuple[EmbeddedAppliance, None]]:
+    """An appliance without users."""
+    appliance = start_embedded(settings={"kafka.listen": "127.0.0.1:0"})
+    try:
+        yield appliance, None
+    finally:
+        with contextlib.suppress(Exception):
+            appliance.stop()
+
+
+@contextlib.contextmanager
+def secured_gateway() -> Iterator[tuple[EmbeddedAppliance, Logins]]:
+    """An appliance with users."""
+    with tempfile.TemporaryDirectory() as directory:
+        place, provider = pathlib.Path(directory), Provider()
+        path = write_keys(place / "keys.json", provider.public())
+        with secured(place, **token_settings(path)) as users:
+            users.add(ADMINISTRATOR, **fields_of(PASSWORD), admin=True)
+            rights = (f"read topic {TOPIC}", "describe cluster", f"read group {TOPIC}")
+            users.add(READER, *rights, **fields_of(PASSWORD))
+            yield users.appliance, Logins(provider)
 
 
 def internal_errors(appliance: EmbeddedAppliance) -> list[str]:
@@ -152,21 +245,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("seconds", type=float, nargs="?", default=60)
     parser.add_argument("seed", type=int, nargs="?", default=1)
+    parser.add_argument("--users", action="store_true")
     given = parser.parse_args(arguments)
-    appliance = start_embedded(settings={"kafka.listen": "127.0.0.1:0"})
     seed, until = given.seed * 1_000_000, time.monotonic() + given.seconds
-    try:
+    with secured_gateway() if given.users else plain_gateway() as (appliance, logins):
         pid = children(appliance)["tr-kafka-0"]
         while time.monotonic() < until:
-            script(appliance.kafka_addresses[0], seed)
+            script(appliance.kafka_addresses[0], seed, logins=logins)
             found = internal_errors(appliance)
             if found or children(appliance).get("tr-kafka-0") != pid:
                 print(f"seed {seed}:", *found or ["the gateway ended"], sep="\n")
                 return 1
             seed += 1
-    finally:
-        with contextlib.suppress(Exception):
-            appliance.stop()
     print(f"{seed - given.seed * 1_000_000} scripts, no finding")
     return 0
 

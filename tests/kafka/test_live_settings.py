@@ -11,6 +11,7 @@ from tailrace.admin.configs import ConfigResource
 from tests.kafka.logins import PASSWORD, add
 from tests.kit.appliances.secured import Users, secured
 from tests.kit.hosts.certificates import Authority
+from tests.kit.peers.bearer_tokens import Provider, first_message, write_keys
 from tests.kit.peers.raw_kafka import RawKafka
 from tests.kit.processes import wait_until
 
@@ -24,10 +25,17 @@ TLS_SETTINGS = {
     "kafka.tls.certificate", "kafka.tls.key", "kafka.tls.client_ca", "kafka.tls.client_auth"
 }  # fmt: skip
 
+TOKEN_SETTINGS = {
+    f"kafka.sasl.oauthbearer.{name}"
+    for name in (
+        "jwks", "expected.issuer", "expected.audience", "sub.claim.name", "clock.skew.seconds"
+    )
+}  # fmt: skip
+
 
 def test_the_effect_of_each_setting_is_tested_here() -> None:
     live = {name for name, row in definitions().items() if row.is_live and name[:6] == "kafka."}
-    assert live == LOGIN_SETTINGS | TLS_SETTINGS
+    assert live == LOGIN_SETTINGS | TLS_SETTINGS | TOKEN_SETTINGS
 
 
 def change(users: Users, **values: Any) -> None:
@@ -83,6 +91,53 @@ def test_settings_of_logins_and_topics(tmp_path: pathlib.Path) -> None:
             assert partitions() == 1
             change(users, num__partitions=3)
             wait_until(lambda: partitions() == 3, "new topics have three partitions")
+
+
+def test_settings_of_tokens(tmp_path: pathlib.Path) -> None:
+    first, second = Provider("first"), Provider("second")
+    path = tmp_path / "keys.json"
+    given = {"kafka.listen": "127.0.0.1:0", "kafka.sasl.plain_without_tls": "true"}
+    with secured(tmp_path, **given) as users:
+        add(users, "shop")
+        address = users.appliance.kafka_addresses[0]
+
+        def answer(token: str) -> str:
+            with RawKafka(address) as client:
+                if client.ask(HANDSHAKE, 1, {"mechanism": "OAUTHBEARER"})["error_code"]:
+                    return "not offered"
+                answer = client.ask(AUTHENTICATE, 2, {"auth_bytes": first_message(token)})
+                return str(answer["error_message"] or "let in")
+
+        def awaits(token: str, text: str) -> None:
+            wait_until(lambda: text in answer(token), text)
+
+        assert answer(first.token()) == "not offered"
+        change(
+            users, sasl__oauthbearer__jwks=write_keys(path, first.public()),
+            sasl__oauthbearer__expected__audience=["tailrace"],
+            sasl__enabled__mechanisms=["PLAIN", "OAUTHBEARER"],
+        )  # fmt: skip
+        awaits(first.token(), "let in")
+        change(users, sasl__oauthbearer__expected__audience=["payments"])
+        awaits(first.token(), "is not for 'payments'")
+        token = first.token(aud=["payments"], client="shop", sub="7f3a")
+        change(users, sasl__oauthbearer__sub__claim__name="client")
+        awaits(token, "let in")
+        change(users, sasl__oauthbearer__expected__issuer="https://other.example")
+        awaits(token, "not of the issuer 'https://other.example'")
+        change(users, sasl__oauthbearer__expected__issuer="")
+        awaits(token, "let in")
+        late = first.token(aud="payments", client="shop", seconds=-60)
+        assert "has expired" in answer(late)
+        change(users, sasl__oauthbearer__clock__skew__seconds=600)
+        awaits(late, "let in")
+        path.write_text("{}")
+        users.admin.reload_config()
+        assert answer(token) == "let in", "the former keys are in use"
+        write_keys(path, second.public())
+        users.admin.reload_config()
+        awaits(token, "(kid) is not among")
+        assert answer(second.token(aud="payments", client="shop")) == "let in"
 
 
 def test_settings_of_tls(tmp_path: pathlib.Path) -> None:

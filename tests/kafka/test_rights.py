@@ -14,7 +14,7 @@ from netfront.kafka.wire.codec import ZERO_UUID
 from netfront.kafka.wire.errors import KafkaError
 from shm.rights.passwords import fields_of
 from tailrace import NewTopic, Producer
-from tests.kafka.logins import PASSWORD, connect
+from tests.kafka.logins import PASSWORD, add, connect
 from tests.kit.appliances.secured import Users, acl, admin_address, secured
 from tests.kit.processes import wait_until
 
@@ -300,6 +300,24 @@ def test_what_is_hidden_looks_like_what_is_not_there(users: Users) -> None:
                 20, 6, {"topics": [{"name": None, "topic_id": topic_id}], "timeout_ms": 1}
             )
             assert codes(answer) == {UNKNOWN_ID}
+
+
+def test_a_denied_coordinator_says_which_right_is_missing(users: Users) -> None:
+    add(users, "seeking", "describe group mine")
+    with connect(users, "seeking") as client:
+        old = client.ask(10, 3, {"key": "theirs", "key_type": 0})
+        assert old["error_code"] == GROUP
+        asked = {"key_type": 0, "coordinator_keys": ["theirs", "mine"]}
+        found = {each["key"]: each for each in client.ask(10, 4, asked)["coordinators"]}
+        assert (found["mine"]["error_code"], found["mine"]["node_id"]) == (0, 0)
+        assert (found["theirs"]["error_code"], found["theirs"]["node_id"]) == (GROUP, -1)
+        for answer in (old, found["theirs"]):
+            assert "seeking" in answer["error_message"]
+            assert "describe" in answer["error_message"]
+            assert "theirs" in answer["error_message"]
+        other = client.ask(10, 6, {"key_type": 2, "coordinator_keys": ["g:t:0"]})["coordinators"]
+        assert other[0]["error_code"] == CLUSTER
+        assert "of groups and transactional ids alone" in other[0]["error_message"]
 
 
 def test_one_topic_of_a_request_is_denied_and_the_other_is_served(users: Users) -> None:

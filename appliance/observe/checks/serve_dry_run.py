@@ -25,6 +25,7 @@ from appliance.config.settings_sources import (
     origins,
 )
 from appliance.config.topology import read_topology
+from appliance.data.credentials import credential_path
 from appliance.data.data_dir_lock import inspect
 from appliance.data.directory_errors import DataDirectoryError
 from appliance.observe.checks.doctor_checks import Check, Level
@@ -284,13 +285,28 @@ def _check_kafka(settings: Settings, report: StartReport) -> None:
             )
     if any(listener.has_tls for listener in listeners):
         _check_certificate(settings, report)
+    has_logins = settings.is_secured and any(listener.has_sasl for listener in listeners)
+    if has_logins and "OAUTHBEARER" in settings.kafka_sasl_enabled_mechanisms:
+        _check_token_keys(credential_path(settings.kafka_oauth_jwks), report)
+
+
+def _check_token_keys(path: str, report: StartReport) -> None:
+    from shm.rights.bearer_tokens import TokenKeysError, read_keys
+
+    try:
+        count = len(read_keys(path))
+    except TokenKeysError as error:
+        report.refuse("kafka token keys", str(error), ExitCode.CONFIG)
+    else:
+        report.ok("kafka token keys", f"{path}, keys: {count}")
 
 
 def _check_certificate(settings: Settings, report: StartReport) -> None:
     import ssl
 
-    certificate, key = settings.kafka_tls_certificate, settings.kafka_tls_key
-    authority = settings.kafka_tls_client_ca
+    certificate = credential_path(settings.kafka_tls_certificate)
+    key = credential_path(settings.kafka_tls_key)
+    authority = credential_path(settings.kafka_tls_client_ca)
     files = f"{certificate} (kafka.tls.certificate) with the key {key or certificate}"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:

@@ -8,7 +8,8 @@ Invariants:
 - An unknown user and a wrong password are told alike, after the same time.
 - Who logs in again stays the same user.
 
-Source: Kafka's SASL (KIP-43, KIP-152), SCRAM (KIP-84), re-authentication (KIP-368).
+Source: Kafka's SASL (KIP-43, KIP-152), SCRAM (KIP-84), OAUTHBEARER (KIP-255), re-authentication
+(KIP-368).
 """
 
 from __future__ import annotations
@@ -24,14 +25,18 @@ from netfront.kafka.login.errors import LoginFailedError
 from netfront.kafka.login.failure_limit import FailureLimit
 from netfront.kafka.login.password_checks import PasswordChecks
 from netfront.kafka.login.scram_exchange import ScramExchange
-from netfront.socket.zap import Claim
+from netfront.kafka.login.token_checks import TokenChecks
+from netfront.socket.zap import TOKEN, Claim
+from shm.rights.bearer_tokens import TokenError
 from shm.rights.scram import HASHES, SHA_256, SHA_512, ScramCredential
 
 logger = logging.getLogger(__name__)
 
-PLAIN = "PLAIN"
-MECHANISMS = (SHA_512, SHA_256, PLAIN)
+PLAIN, OAUTHBEARER = "PLAIN", "OAUTHBEARER"
+MECHANISMS = (SHA_512, SHA_256, OAUTHBEARER, PLAIN)
 """The mechanisms, the preferred one first."""
+READABLE = (OAUTHBEARER, PLAIN)
+"""Mechanisms that send what lets everybody in who reads it."""
 TOKEN_MAX_BYTES = 16 << 10
 NAME_SHOWN_MAX = 100
 """Characters of a name that are logged, as in the audit log."""
@@ -49,12 +54,15 @@ class Logins:
         secret: bytes,
         settings: dict[str, Any],
         on_failed: Callable[[str, str, str], None] = lambda _user, _address, _reason: None,
+        tokens: TokenChecks | None = None,
     ) -> None:
         """`secret`: the appliance's. `settings` are read at each login. `on_failed` gets the name
-        that was given, the address and the reason of each login that fails.
+        that was given, the address and the reason of each login that fails. `tokens` checks those
+        of OAUTHBEARER.
         """
         self.gate = gate
         self.checks = checks
+        self.tokens = tokens
         self.on_failed = on_failed
         self.failures = FailureLimit()
         self._secret = secret
@@ -63,12 +71,14 @@ class Logins:
     def mechanisms(self, *, has_tls: bool) -> list[str]:
         """The mechanisms of a connection."""
         allowed: Sequence[str] = self._settings["kafka.sasl.enabled.mechanisms"]
-        sends_passwords = has_tls or self._settings["kafka.sasl.plain_without_tls"]
+        may_be_read = has_tls or self._settings["kafka.sasl.plain_without_tls"]
         return [
             name
             for name in MECHANISMS
-            if name in allowed and (name != PLAIN or sends_passwords)
-        ]  # fmt: skip
+            if name in allowed
+            and (name not in READABLE or may_be_read)
+            and (name != OAUTHBEARER or (self.tokens is not None and self.tokens.can_verify))
+        ]
 
     @property
     def lifetime_ms(self) -> int:
@@ -108,6 +118,8 @@ class Login:
         """Time until which the client may send requests without another login. 0: always."""
         self.user = ""
         """Name that the exchange is about, as far as it is known."""
+        self.lifetime_ms = 0
+        """Time that the last login is good for, as the client is told; 0: for ever."""
         self._scram: ScramExchange | None = None
 
     @property
@@ -136,6 +148,9 @@ class Login:
                 assert credential is not None
                 self._prove(credential.stored_key.hex(), now_ns)
             return answer
+        if self.mechanism == OAUTHBEARER:
+            self._prove(TOKEN, now_ns, self._check_token(token))
+            return b""
         stored = yield from self._check_plain(token)
         self._prove(stored, now_ns)
         return b""
@@ -161,12 +176,29 @@ class Login:
             raise LoginFailedError(REFUSED)
         return stored
 
-    def _prove(self, credential: str, now_ns: int) -> None:
+    def _check_token(self, token: bytes) -> int:
+        """Take the user of a token. Returns for how many ms it is accepted. Raises
+        LoginFailedError.
+        """
+        tokens = self._logins.tokens
+        assert tokens is not None
+        try:
+            acts_as, proven, lifetime_ms = tokens.check(token)
+        except TokenError as error:
+            raise LoginFailedError(str(error)) from None
+        self.user = proven
+        if acts_as not in ("", proven):
+            raise LoginFailedError("a client cannot act as another user")
+        return lifetime_ms
+
+    def _prove(self, credential: str, now_ns: int, lifetime_ms: int = 0) -> None:
+        """Take the user as proven, for `lifetime_ms` at most (0: without an end)."""
         if self.claim is not None and self.claim.user != self.user:
             raise LoginFailedError(f"this connection belongs to user {self.claim.user!r}")
         self.claim = Claim(b"", -1, self._host, self.user, credential)
-        lifetime_ms = self._logins.lifetime_ms
-        self.expires_at_ns = now_ns + lifetime_ms * 1_000_000 if lifetime_ms else 0
+        limits = (lifetime_ms, self._logins.lifetime_ms)
+        self.lifetime_ms = min((limit for limit in limits if limit), default=0)
+        self.expires_at_ns = now_ns + self.lifetime_ms * 1_000_000 if self.lifetime_ms else 0
         self.mechanism, self.is_raw, self._scram = "", False, None
 
     def fail(self, reason: str, now_ns: int) -> None:
@@ -179,8 +211,3 @@ class Login:
             )  # fmt: skip
         self._logins.on_failed(self.user, self._host, reason)
         self.mechanism, self._scram = "", None
-
-    @property
-    def lifetime_ms(self) -> int:
-        """Time that the last login is good for, as the client is told; 0: for ever."""
-        return self._logins.lifetime_ms

@@ -78,7 +78,9 @@ class Connector:
         self.on_secure(connection, self._rules.user(subject), subject)
 
     def apply_settings(self, settings: dict[str, Any]) -> None:
-        """Use changed settings, and certificates that have been replaced."""
+        """Use changed settings, and certificates and keys that have been replaced."""
+        if self.logins is not None and self.logins.tokens is not None:
+            self.logins.tokens.apply_settings(settings)
         if self._tls is None:
             return
         try:

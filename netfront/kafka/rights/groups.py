@@ -54,21 +54,27 @@ def find_coordinator(call: Call) -> Merge | None:
             return KafkaError.CLUSTER_AUTHORIZATION_FAILED
         return KafkaError.NONE if call.may(DESCRIBE, kind, key) else DENIED[kind]
 
+    def reason(key: str) -> str:
+        if kind is None:
+            return "the appliance has coordinators of groups and transactional ids alone"
+        return sentence(call, DESCRIBE, kind, key)
+
     if call.version < 4:
         code = error(request["key"])
         if code is not KafkaError.NONE:
-            if kind is None:
-                raise RefusedError(code, "the appliance has coordinators of groups and ids alone")
-            raise RefusedError(code, sentence(call, DESCRIBE, kind, request["key"]))
+            raise RefusedError(code, reason(request["key"]))
         return None
     denied = {key: code for key in request["coordinator_keys"] if (code := error(key))}
     request["coordinator_keys"] = [key for key in request["coordinator_keys"] if key not in denied]
 
     def merge(response: Entry) -> None:
         response["coordinators"] += [
-            {"key": key, "error_code": code, "node_id": -1, "host": "", "port": -1}
+            {
+                "key": key, "error_code": code, "error_message": reason(key), "node_id": -1,
+                "host": "", "port": -1,
+            }
             for key, code in denied.items()
-        ]
+        ]  # fmt: skip
 
     return merge if denied else None
 

@@ -310,6 +310,10 @@ LOG_EVENTS: dict[str, LogEvent] = {
         "it keeps its topics, and gets no new ones",
         "restart that consumer",
     ),
+    "kafka_token_keys_not_reloaded": LogEvent(
+        "the keys that verify tokens of Kafka clients cannot be used; the former ones are in use",
+        "look at the file that the line names (kafka.sasl.oauthbearer.jwks), and reload again",
+    ),
     "kernel_not_compiled": LogEvent(
         "Python code does the work of the compiled kernel, several times slower",
         "install a wheel for this Python, or gcc and python3-dev, and tailrace again",

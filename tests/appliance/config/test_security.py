@@ -90,6 +90,21 @@ NEAR, FAR = ["tcp://127.0.0.1:1", "ipc:///run/x"], ["tcp://127.0.0.1:1", "tcp://
         ({"listen": NEAR, "kafka_tls_principal_rules": ["CN"]}, False, "RULE:PATTERN"),
         ({"listen": NEAR, "kafka_sasl_enabled_mechanisms": ["GSSAPI"]}, False, "it takes SCRAM"),
         (
+            {"listen": NEAR, "kafka_sasl_enabled_mechanisms": ["OAUTHBEARER"],
+             "kafka_oauth_audience": ["tailrace"]},
+            False, "names no file",
+        ),
+        (
+            {"listen": NEAR, "kafka_sasl_enabled_mechanisms": ["OAUTHBEARER"],
+             "kafka_oauth_jwks": "keys.json"},
+            False, "nothing is expected",
+        ),
+        (
+            {"listen": NEAR, "kafka_sasl_enabled_mechanisms": ["OAUTHBEARER"],
+             "kafka_oauth_jwks": "keys.json", "kafka_oauth_issuer": "i"},
+            False, "",
+        ),
+        (
             {"listen": NEAR, "kafka_listen": ["0.0.0.0:9092"], "security_trusted_network": True},
             False, "",
         ),

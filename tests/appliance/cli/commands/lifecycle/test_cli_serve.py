@@ -25,6 +25,7 @@ from appliance.supervise.processes.restart_policy import ExitCode
 from tailrace import Admin, NewTopic
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.cli import TAILRACE
+from tests.kit.peers.bearer_tokens import secret_entry, write_keys
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 QUIET = ("http.listen", "")
@@ -132,6 +133,25 @@ def test_the_kafka_port_and_its_certificate_are_checked(tmp_path: pathlib.Path) 
         *place, ("kafka.listen", ["SSL://127.0.0.1:0"]), ("kafka.tls.certificate", missing)
     )
     assert "cannot be used" in problem(report)
+
+
+def test_the_keys_of_tokens_are_checked(tmp_path: pathlib.Path) -> None:
+    keys = tmp_path / "keys.json"
+    place = (
+        ("data_dirs", [str(tmp_path / "data")]), ("listen", ["tcp://127.0.0.1:0"]), QUIET,
+        ("security.enabled", "true"), ("kafka.listen", ["127.0.0.1:0"]),
+        ("kafka.sasl.enabled.mechanisms", ["OAUTHBEARER"]),
+        ("kafka.sasl.oauthbearer.expected.audience", ["tailrace"]),
+        ("kafka.sasl.oauthbearer.jwks", str(keys)),
+    )  # fmt: skip
+    report = check(*place)
+    assert report.exit_status == ExitCode.CONFIG
+    assert f"{keys} (kafka.sasl.oauthbearer.jwks) cannot be used" in problem(report)
+    write_keys(keys, secret_entry(bytes(range(32))))
+    report = check(*place)
+    assert report.exit_status == 0
+    [found] = [row for row in report.checks if row.name == "kafka token keys"]
+    assert found.detail == f"{keys}, keys: 1"
 
 
 def test_what_is_in_use_is_the_same_refusal_as_that_of_serve(
