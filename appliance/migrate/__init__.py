@@ -1,1 +1,1 @@
-"""Moving house: topics, records and committed offsets between Kafka and the appliance."""
+"""Migration: topics, records and committed offsets between Kafka and the appliance."""

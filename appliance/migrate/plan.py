@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from appliance.migrate.clusters.kafka_client import TopicDescription
 from appliance.migrate.errors import MigrationError
 from appliance.migrate.journal import Journal, is_journal
-from appliance.migrate.kafka_client import TopicDescription
 from appliance.migrate.offset_map import Mode
 from appliance.migrate.topic_settings import Mapped
 from tailrace.core.topic_partition import TopicPartition

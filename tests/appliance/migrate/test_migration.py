@@ -9,8 +9,8 @@ import orjson
 import pytest
 
 from appliance.migrate import migration as module
+from appliance.migrate.clusters.kafka_client import TopicDescription
 from appliance.migrate.errors import MigrationError
-from appliance.migrate.kafka_client import TopicDescription
 from appliance.migrate.migration import Migration, Options
 from appliance.migrate.session import Session
 from appliance.migrate.topic_settings import Mapped

@@ -313,9 +313,9 @@ def _peeked(
     name: str, bootstrap: str, kafka: str | None, config_file: str | None
 ) -> list[bytes | None]:
     """The values of a journal: the appliance's, or that of a Kafka cluster."""
-    from appliance.migrate.kafka_client import KafkaCluster, properties_of, server_of
-    from appliance.migrate.kafka_target import KafkaTarget
-    from appliance.migrate.tailrace_target import TailraceTarget
+    from appliance.migrate.clusters.kafka_client import KafkaCluster, properties_of, server_of
+    from appliance.migrate.clusters.kafka_target import KafkaTarget
+    from appliance.migrate.clusters.tailrace_target import TailraceTarget
 
     if kafka is not None:
         cluster = KafkaCluster(server_of(kafka), properties_of(config_file), complain)
@@ -362,13 +362,13 @@ def _migration(
     """The migration. Raises MigrationError, NotReachableError."""
     import os
 
+    from appliance.migrate.clusters.kafka_client import KafkaCluster, properties_of, server_of
+    from appliance.migrate.clusters.kafka_source import KafkaSource
+    from appliance.migrate.clusters.kafka_target import KafkaTarget
+    from appliance.migrate.clusters.tailrace_source import TailraceCluster, TailraceSource
+    from appliance.migrate.clusters.tailrace_target import TailraceTarget
     from appliance.migrate.groups import patterns_of
-    from appliance.migrate.kafka_client import KafkaCluster, properties_of, server_of
-    from appliance.migrate.kafka_source import KafkaSource
-    from appliance.migrate.kafka_target import KafkaTarget
     from appliance.migrate.migration import Migration, Options, SourceCluster, TargetCluster
-    from appliance.migrate.tailrace_cluster import TailraceCluster, TailraceSource
-    from appliance.migrate.tailrace_target import TailraceTarget
     from appliance.migrate.topic_settings import to_kafka, to_ours
 
     printed = Printed(as_json)

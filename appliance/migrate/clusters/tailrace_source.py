@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow.compute as pc
 
 from appliance.config.topic_config import TOPIC_SETTINGS
+from appliance.migrate.clusters.kafka_client import TopicDescription
 from appliance.migrate.errors import InterruptedSessionError, MigrationError
-from appliance.migrate.kafka_client import TopicDescription
 from appliance.migrate.rows import Rows, size_of
 from tailrace.admin.admin import Admin
 from tailrace.batch.topic_batch import TopicBatch

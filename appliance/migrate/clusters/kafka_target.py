@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from appliance.migrate.clusters.kafka_client import TIMEOUT_S, KafkaCluster, sentence_of
+from appliance.migrate.clusters.kafka_source import KafkaSource
 from appliance.migrate.errors import InterruptedSessionError, MigrationError, TakenOverError
 from appliance.migrate.journal import SETTINGS, Entry, encoded, journal_topic
-from appliance.migrate.kafka_client import TIMEOUT_S, KafkaCluster, sentence_of
-from appliance.migrate.kafka_source import KafkaSource
 from appliance.migrate.rows import LastRow, Rows, runs_of
 from shm.crash_points import crash_point
 from tailrace.core.topic_partition import TopicPartition

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from appliance.migrate.clusters.kafka_client import KafkaCluster, library, sentence_of
 from appliance.migrate.errors import InterruptedSessionError, MigrationError
-from appliance.migrate.kafka_client import KafkaCluster, library, sentence_of
 from appliance.migrate.rows import Rows, size_of
 from tailrace.core.topic_partition import TopicPartition
 

@@ -1,0 +1,1 @@
+"""Kafka and Tailrace as source and as target of a migration."""
