@@ -23,8 +23,8 @@ from appliance.observe.open_connections import ANSWER_TIMEOUT_S, OpenConnections
 from appliance.observe.process_states import ProcessStates
 
 if TYPE_CHECKING:
-    from appliance.observe.console.guard import Refusal
-    from appliance.observe.console.logins import Logins
+    from appliance.observe.console.access.guard import Refusal
+    from appliance.observe.console.access.logins import Logins
     from appliance.observe.console.site import Site
 
 logger = logging.getLogger("appliance.observe.http_server")
@@ -33,7 +33,7 @@ StartResponse = Callable[[str, list[tuple[str, str]]], Any]
 Page = Callable[[dict[str, Any], StartResponse], Iterable[bytes]]
 PLAIN = ("Content-Type", "text/plain; charset=utf-8")
 MAY_CHANGE = "tailrace.may_change"
-"""As `appliance.observe.console.guard` has it, which only the page needs."""
+"""As `appliance.observe.console.access.guard` has it, which only the page needs."""
 OPEN = ("/health/", "/static/")
 """Pages without content of the appliance, which need no login."""
 CHANGING = ("/api/change/", "/api/sql")
@@ -182,9 +182,9 @@ class HttpService(WSGIServer):
 
         def logins() -> Logins:
             if self._logins is None:
-                from appliance.observe.console.logins import Logins
-                from appliance.observe.console.token import Token
-                from appliance.observe.console.user_logins import UserLogins, find_in_catalog
+                from appliance.observe.console.access.logins import Logins
+                from appliance.observe.console.access.token import Token
+                from appliance.observe.console.access.user_logins import UserLogins, find_in_catalog
                 from tailrace.format.directory.data_dir import CATALOG_FILE
 
                 users = UserLogins(find_in_catalog(f"{data_dir}/{CATALOG_FILE}"), time.monotonic)
@@ -194,7 +194,7 @@ class HttpService(WSGIServer):
         def is_scraper(token: str) -> bool:
             if not token:
                 return False
-            from appliance.observe.console.scraper_tokens import METRICS, is_allowed
+            from appliance.observe.console.access.scraper_tokens import METRICS, is_allowed
 
             return is_allowed(data_dir, token, METRICS, time.time_ns() // 1_000)
 

@@ -28,12 +28,12 @@ from typing import Any
 
 import orjson
 
-from appliance.observe.console import guard
-from appliance.observe.console.asker import Asker
-from appliance.observe.console.logins import Logins
-from appliance.observe.console.sampler import Sampler, TopicRow
+from appliance.observe.console.access import guard
+from appliance.observe.console.access.logins import Logins
+from appliance.observe.console.access.token import Token
+from appliance.observe.console.sampling.asker import Asker
+from appliance.observe.console.sampling.sampler import Sampler, TopicRow
 from appliance.observe.console.sql_queries import SqlQueries
-from appliance.observe.console.token import Token
 from appliance.observe.process_states import ProcessStates
 from tailrace.admin.admin import Admin
 from tailrace.core.errors import (

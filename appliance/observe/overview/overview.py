@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from appliance.observe.console.latencies import Counts, quantile
-from appliance.observe.console.samples import NS_PER_S, Sample, process_row, rates, take
+from appliance.observe.console.sampling.latencies import Counts, quantile
+from appliance.observe.console.sampling.samples import NS_PER_S, Sample, process_row, rates, take
 from appliance.observe.overview.problems import problems_of
 from appliance.observe.overview.shared_state import SharedState
 from appliance.observe.process_states import ProcessState

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from appliance.observe.checks.doctor_checks import Check, Level, appliance_checks
-from appliance.observe.console.samples import GroupTotals
+from appliance.observe.console.sampling.samples import GroupTotals
 
 LATE_US = 10_000_000
 """Lateness of delayed records from which it is a problem."""

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from appliance.observe.console.token import read_token
+from appliance.observe.console.access.token import read_token
 from appliance.observe.open_connections import STREAMS_MAX
 from tailrace import Admin, Consumer, NewTopic, Producer, ShareConsumer
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded

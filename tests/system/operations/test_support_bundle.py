@@ -11,7 +11,7 @@ import tarfile
 import pyarrow as pa
 import pytest
 
-from appliance.observe.console.token import ensure_token
+from appliance.observe.console.access.token import ensure_token
 from tailrace import Admin, NewTopic, Producer, TailraceError
 from tailrace.embedded_appliance import start_embedded
 from tests.kit.appliances.console import console_of

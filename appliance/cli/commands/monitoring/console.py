@@ -25,7 +25,7 @@ def command(bootstrap: str, as_json: bool) -> None:
     Example:
       tailrace console
     """
-    from appliance.observe.console.token import read_token
+    from appliance.observe.console.access.token import read_token
 
     with connect(bootstrap) as admin:
         state = admin.describe_cluster()

@@ -10,7 +10,7 @@ import click
 
 from appliance.cli.options.shared import json_option
 from appliance.cli.output import counted, echo, print_json, print_table
-from appliance.observe.console.scraper_tokens import (
+from appliance.observe.console.access.scraper_tokens import (
     SCOPES,
     add_token,
     read_tokens,

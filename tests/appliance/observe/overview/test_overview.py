@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from appliance.observe.checks.doctor_checks import Level
-from appliance.observe.console.samples import GroupTotals
+from appliance.observe.console.sampling.samples import GroupTotals
 from appliance.observe.overview.overview import latencies
 from appliance.observe.overview.problems import BACKUP_AGE_US, problems_of
 from appliance.observe.overview.shared_state import role_of

@@ -8,7 +8,7 @@ import stat
 
 import pytest
 
-from appliance.observe.console.token import FILE_NAME, Token, ensure_token, read_token
+from appliance.observe.console.access.token import FILE_NAME, Token, ensure_token, read_token
 
 
 def test_the_token_is_made_once_and_only_the_owner_can_read_it(tmp_path: pathlib.Path) -> None:

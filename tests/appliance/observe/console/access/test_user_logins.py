@@ -11,9 +11,14 @@ from typing import Any
 
 import pytest
 
-from appliance.observe.console.guard import Refusal
-from appliance.observe.console.logins import RECHECK_S, Logins
-from appliance.observe.console.user_logins import FAILURES_MAX, FAILURES_S, ConsoleUser, UserLogins
+from appliance.observe.console.access.guard import Refusal
+from appliance.observe.console.access.logins import RECHECK_S, Logins
+from appliance.observe.console.access.user_logins import (
+    FAILURES_MAX,
+    FAILURES_S,
+    ConsoleUser,
+    UserLogins,
+)
 from shm.rights.passwords import fields_of
 from tests.kit.appliances.secured import Users, acl, secured
 from tests.kit.processes import HANG_LIMIT_S, wait_until

@@ -10,7 +10,7 @@ import pathlib
 
 import pytest
 
-from appliance.observe.console.scraper_tokens import (
+from appliance.observe.console.access.scraper_tokens import (
     FILE_NAME,
     METRICS,
     TokensDamagedError,

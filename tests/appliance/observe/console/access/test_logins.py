@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from appliance.observe.console.guard import Refusal
-from appliance.observe.console.logins import (
+from appliance.observe.console.access.guard import Refusal
+from appliance.observe.console.access.logins import (
     FAILURES_MAX,
     FAILURES_S,
     SESSION_S,

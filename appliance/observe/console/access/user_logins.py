@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from appliance.catalog.database import refusals
 from appliance.catalog.tables.users import read_acls, read_user
 from appliance.catalog.transaction import Database
-from appliance.observe.console.guard import Refusal
+from appliance.observe.console.access.guard import Refusal
 from shm.rights.acl import ALTER, ANY, CONSOLE, READ, THE_CLUSTER, USER
 from shm.rights.authorizer import AclTable, Principal
 from shm.rights.passwords import PasswordsMissingError, is_password

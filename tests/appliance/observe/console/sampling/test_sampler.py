@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from appliance.observe.console.sampler import IDLE_NS, Sampler, TopicRow
-from appliance.observe.console.samples import (
+from appliance.observe.console.sampling.sampler import IDLE_NS, Sampler, TopicRow
+from appliance.observe.console.sampling.samples import (
     GroupTotals,
     Sample,
     TopicTotals,

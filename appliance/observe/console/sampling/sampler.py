@@ -19,8 +19,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from appliance.observe.console.latencies import Latencies, Percentiles
-from appliance.observe.console.samples import NS_PER_S, GroupTotals, Sample, rates
+from appliance.observe.console.sampling.latencies import Latencies, Percentiles
+from appliance.observe.console.sampling.samples import NS_PER_S, GroupTotals, Sample, rates
 
 logger = logging.getLogger("appliance.observe.http_server")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from appliance.observe.console.latencies import SHOWN, WINDOW_NS, Latencies, quantile
+from appliance.observe.console.sampling.latencies import SHOWN, WINDOW_NS, Latencies, quantile
 from shm.memory.layout import BUCKET_COUNT
 from shm.tables.measurements import BOUNDS_NS
 

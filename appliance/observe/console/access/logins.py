@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
-from appliance.observe.console.guard import Refusal, bearer_of
-from appliance.observe.console.user_logins import UserLogins, has_password
+from appliance.observe.console.access.guard import Refusal, bearer_of
+from appliance.observe.console.access.user_logins import UserLogins, has_password
 
 COOKIE = "tailrace_session"
 SESSION_S = 12 * 3600

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from appliance.observe.console.samples import GroupTotals, Sample, take
+from appliance.observe.console.sampling.samples import GroupTotals, Sample, take
 from appliance.observe.process_states import ProcessStates
 from shm.memory.layout import ProcessWord, Role
 from tailrace.admin.admin import Admin

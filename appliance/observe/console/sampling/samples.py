@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from appliance.observe.console.latencies import Counts, counts_of
+from appliance.observe.console.sampling.latencies import Counts, counts_of
 from appliance.observe.process_states import ProcessState
 from tailrace.admin.admin import Admin
 from tailrace.core.errors import TailraceError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from appliance.observe.console.guard import SECURITY_HEADERS, refuse_change, refuse_stranger
+from appliance.observe.console.access.guard import SECURITY_HEADERS, refuse_change, refuse_stranger
 
 NAMES = frozenset({"broker.example"})
 

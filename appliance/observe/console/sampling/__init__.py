@@ -1,0 +1,1 @@
+"""Samples of the state that the page and `tailrace top` show, and their history."""
