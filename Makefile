@@ -171,7 +171,7 @@ $(STAMP): pyproject.toml requirements.lock examples/clients/javascript/package-l
 	@command -v npm >/dev/null && npm ci --silent --prefix examples/clients/javascript || echo "tailrace: without npm the JavaScript example is not tested"
 	@touch $(STAMP)
 
-$(KERNEL): $(STAMP) tailrace/kernel/build.py tailrace/kernel/_native.pyx $(wildcard tailrace/kernel/_*.pxi) tailrace/__init__.py
+$(KERNEL): $(STAMP) tailrace/kernel/build.py tailrace/kernel/_native.pyx $(wildcard tailrace/kernel/native/*.pxi) tailrace/__init__.py
 	@$(BUILD_KERNEL)
 
 java:

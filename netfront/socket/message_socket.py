@@ -1,8 +1,8 @@
 """Message socket: receives and sends the messages of a ROUTER, frame by frame.
 
 pyzmq creates an object for each received frame and looks up each call in Python. That was a fifth
-of the front's time for an ack. The compiled variant (`tailrace/kernel/_sockets.pxi`) calls the same
-libzmq by the addresses of its functions.
+of the front's time for an ack. The compiled variant (`tailrace/kernel/native/sockets.pxi`) calls
+the same libzmq by the addresses of its functions.
 
 Owner: one front. Nothing blocks.
 

@@ -7,7 +7,7 @@ has three forms, made by `atomic_buffer_of` and `shm.tables.invariants`:
 
 - Python: a plain `memoryview` of 64-bit words.
 - Compiled: `PublishedBuffer` of the kernel. LOAD_WORD and STORE_WORD in
-  `tailrace/kernel/_shared_memory.pxi` are one `mov` each, with acquire and release.
+  `tailrace/kernel/native/shared_memory.pxi` are one `mov` each, with acquire and release.
 - Instrumented: the Python form with the invariants of `shm.tables.invariants` checked at each
   store, and hooks before and after it where a process may die or others may run. Tests, simulation
   and armed crash points use it.

@@ -1,7 +1,7 @@
 """The kernel: functions that run for each record and each batch, compiled or in Python.
 
-`reference.py` is the specification. `_native.pyx` and its includes do the same, byte for byte,
-several times as fast. Only this module knows which one is used. `TAILRACE_PURE=1` selects the
+`reference.py` is the specification. `_native.pyx` and its parts in `native/` do the same, byte for
+byte, several times as fast. Only this module knows which one is used. `TAILRACE_PURE=1` selects the
 reference; `TAILRACE_PURE=0` requires the compiled kernel.
 
 Invariants:
@@ -65,6 +65,7 @@ __all__ = [
 ]
 VARIABLE = "TAILRACE_PURE"
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_PARTS = os.path.join(_HERE, "native")
 _REMEDY = (
     "run `make kernel` in a checkout, else install tailrace again; or set TAILRACE_PURE=1 "
     "to use the same functions in Python"
@@ -83,16 +84,18 @@ def stamp() -> str:
 
     `tailrace/kernel/build.py` computes the same.
     """
-    sources = sorted(
-        name
-        for name in os.listdir(_HERE)
-        if name.startswith("_") and name.endswith((".pyx", ".pxi"))
-    )
+    sources = [
+        os.path.join(directory, name)
+        for directory, kind in ((_HERE, ".pyx"), (_PARTS, ".pxi"))
+        if os.path.isdir(directory)
+        for name in sorted(os.listdir(directory))
+        if name.endswith(kind)
+    ]
     if not sources:
         return tailrace.__version__
     checksum = 0
     for source in sources:
-        with open(os.path.join(_HERE, source), "rb") as file:
+        with open(source, "rb") as file:
             checksum = zlib.crc32(file.read(), checksum)
     return f"{tailrace.__version__}-{checksum:08x}"
 

@@ -1,4 +1,4 @@
-"""Build of the compiled kernel (`_native.pyx` and its `.pxi` files).
+"""Build of the compiled kernel (`_native.pyx` and its parts in `native/`).
 
 It runs for a wheel, for an editable install, and as a program in place (`python
 tailrace/kernel/build.py`). Without Cython, a C compiler or Python's headers it prints one line and
@@ -51,7 +51,8 @@ def stamp_of(root: pathlib.Path) -> str:
     if version is None:
         raise NotCompiledError("tailrace/__init__.py has no __version__")
     checksum = 0
-    for source in sorted((root / KERNEL).glob("_*.p[xy][ix]")):
+    parts = sorted((root / KERNEL / "native").glob("*.pxi"))
+    for source in [root / KERNEL / "_native.pyx", *parts]:
         checksum = zlib.crc32(source.read_bytes(), checksum)
     return f"{version[1]}-{checksum:08x}"
 

@@ -1,4 +1,4 @@
-"""The functions of pyzmq's libzmq, as addresses: compiled sockets (`_sockets.pxi`) call them."""
+"""Addresses of the functions of pyzmq's libzmq, for compiled sockets (`native/sockets.pxi`)."""
 
 from __future__ import annotations
 

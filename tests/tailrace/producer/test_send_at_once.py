@@ -2,7 +2,7 @@
 nothing lost, mixed, counted twice or waited for without end.
 
 Run with the compiled kernel and with TAILRACE_PURE=1. The compiled one takes no lock while nobody
-has it (`tailrace/kernel/_locking.pxi`): here is what would go wrong if that were not as good.
+has it (`tailrace/kernel/native/locking.pxi`): here is what would go wrong if that were not as good.
 """
 
 from __future__ import annotations

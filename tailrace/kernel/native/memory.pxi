@@ -7,7 +7,7 @@
 # Owner: the process; what follows runs under the interpreter's lock. Invariant: what is kept for
 # later is never more than the bounds below, nor than batches had at one time.
 #
-# Messages from 128 KiB on have a list of their own (`_frames.pxi`); smaller ones have none: the C
+# Messages from 128 KiB on have a list of their own (`frames.pxi`); smaller ones have none: the C
 # library gives their memory to the next one, measured (docs/adr/0021).
 
 cdef enum:
