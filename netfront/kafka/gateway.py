@@ -39,9 +39,9 @@ from netfront.kafka.dispatch import Dispatcher
 from netfront.kafka.exchange.peers import PeerTransport
 from netfront.kafka.network.connector import Connector
 from netfront.kafka.network.listener import CannotListenError, Listener, listening_sockets
-from netfront.kafka.network.tls_error import TlsError
 from netfront.limits import limits, open_descriptor_count
 from shm.memory.layout import ProcessWord
+from shm.rights.kafka_tls import TlsError
 from shm.runtime.agent_runner import (
     EXIT_ADDRESS_IN_USE,
     ProcessContext,

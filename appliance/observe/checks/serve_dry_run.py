@@ -302,27 +302,17 @@ def _check_token_keys(path: str, report: StartReport) -> None:
 
 
 def _check_certificate(settings: Settings, report: StartReport) -> None:
-    import ssl
+    from shm.rights.kafka_tls import REQUIRED, TlsError, server_context
 
     certificate = credential_path(settings.kafka_tls_certificate)
     key = credential_path(settings.kafka_tls_key)
     authority = credential_path(settings.kafka_tls_client_ca)
-    files = f"{certificate} (kafka.tls.certificate) with the key {key or certificate}"
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(certificate, key or None, password=_no_password)
-        if authority:
-            files = f"{authority} (kafka.tls.client_ca)"
-            context.load_verify_locations(authority)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
-        report.refuse("kafka certificate", f"{files} cannot be used: {reason}", ExitCode.CONFIG)
+        server_context(certificate, key, authority, REQUIRED)
+    except TlsError as error:
+        report.refuse("kafka certificate", str(error), ExitCode.CONFIG)
     else:
         report.ok("kafka certificate", certificate)
-
-
-def _no_password() -> str:
-    raise ValueError("the key is encrypted: store it without a passphrase, with mode 0600")
 
 
 def _try_open(address: str) -> str:

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from netfront.kafka.network.connection import Connection
-from netfront.kafka.network.tls_error import TlsError
 from shm.rights.kafka_listeners import KafkaListener, kafka_listener
+from shm.rights.kafka_tls import TlsError
 
 if TYPE_CHECKING:
     from netfront.kafka.login.login import Logins

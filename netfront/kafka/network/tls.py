@@ -1,4 +1,4 @@
-"""TLS of the Kafka port: contexts of certificates, and connections that are encrypted.
+"""Encrypted connections of the Kafka port, and the contexts that they are made with.
 
 Owner: one gateway.
 
@@ -21,9 +21,9 @@ from typing import Any
 
 from netfront.kafka.login.login import Login
 from netfront.kafka.network.connection import Connection
-from netfront.kafka.network.tls_error import TlsError
+from shm.rights.kafka_tls import NONE, REQUESTED, REQUIRED, server_context
 
-NONE, REQUESTED, REQUIRED = "none", "requested", "required"
+_FILE_SETTINGS = ("kafka.tls.certificate", "kafka.tls.key", "kafka.tls.client_ca")
 _CHUNK_BYTES = 64 << 10
 
 
@@ -36,7 +36,11 @@ class TlsContexts:
         self._use(settings)
 
     def _use(self, settings: dict[str, Any]) -> None:
-        contexts = {auth: _context(settings, auth) for auth in (NONE, REQUESTED, REQUIRED)}
+        certificate, key, authority = (str(settings[name]) for name in _FILE_SETTINGS)
+        contexts = {
+            auth: server_context(certificate, key, authority, auth)
+            for auth in (NONE, REQUESTED, REQUIRED)
+        }
         self._files = _versions(settings)
         self._contexts = contexts
         self._chosen = str(settings["kafka.tls.client_auth"])
@@ -57,7 +61,7 @@ class TlsContexts:
 
 def _versions(settings: dict[str, Any]) -> tuple[Any, ...]:
     found: list[Any] = [settings["kafka.tls.client_auth"]]
-    for name in ("kafka.tls.certificate", "kafka.tls.key", "kafka.tls.client_ca"):
+    for name in _FILE_SETTINGS:
         path = settings[name]
         try:
             status = os.stat(path) if path else None
@@ -65,41 +69,6 @@ def _versions(settings: dict[str, Any]) -> tuple[Any, ...]:
             status = None
         found.append((path, status and (status.st_ino, status.st_size, status.st_mtime_ns)))
     return tuple(found)
-
-
-def _context(settings: dict[str, Any], client_auth: str) -> ssl.SSLContext:
-    certificate, key = settings["kafka.tls.certificate"], settings["kafka.tls.key"]
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
-    try:
-        context.load_cert_chain(certificate, key or None, password=_no_password)
-    except (OSError, ValueError) as error:
-        raise TlsError(
-            f"the certificate {certificate} (kafka.tls.certificate) with the key "
-            f"{key or certificate} (kafka.tls.key) cannot be used: {_reason(error)}"
-        ) from None
-    authority = settings["kafka.tls.client_ca"]
-    if client_auth == NONE or not authority:
-        return context
-    try:
-        context.load_verify_locations(authority)
-    except (OSError, ValueError) as error:
-        raise TlsError(
-            f"{authority} (kafka.tls.client_ca) cannot be used: {_reason(error)}"
-        ) from None
-    context.verify_mode = ssl.CERT_REQUIRED if client_auth == REQUIRED else ssl.CERT_OPTIONAL
-    return context
-
-
-def _no_password() -> str:
-    raise ValueError("the key is encrypted: store it without a passphrase, with mode 0600")
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, ssl.SSLError):
-        return str(error.reason or error)
-    return str(getattr(error, "strerror", None) or error)
 
 
 # ---- connections ---------------------------------------------------------------------------------
