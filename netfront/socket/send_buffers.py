@@ -1,6 +1,6 @@
-"""Send buffers: memory of responses, used again once libzmq has sent it.
+"""Send buffers: memory of responses, used again once it has been sent.
 
-Owner: one router.
+Owner: one transport.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ POOLED_MAX_BYTES = 32 << 20
 class SendBuffers:
     """Free buffers by their size."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept_max: int = 8) -> None:
+        """`kept_max`: free buffers of each size."""
+        self._kept_max = kept_max
         self._free: dict[int, list[bytearray]] = {size: [] for size in BUFFER_CLASSES}
 
     def take(self, size: int) -> bytearray:
@@ -27,5 +29,7 @@ class SendBuffers:
     def give_back(self, buffer: bytearray) -> None:
         """Keep a buffer that is not in use any more, unless enough of its size are free."""
         free = self._free.get(len(buffer))
-        if free is not None and len(free) < max(1, min(8, POOLED_MAX_BYTES // len(buffer))):
+        if free is not None and len(free) < max(
+            1, min(self._kept_max, POOLED_MAX_BYTES // len(buffer))
+        ):
             free.append(buffer)

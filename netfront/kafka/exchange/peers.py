@@ -22,6 +22,7 @@ import orjson
 
 from netfront.kafka.exchange.waiter import Waiter
 from netfront.socket.flow_control import Credit
+from netfront.socket.send_buffers import SendBuffers
 from netfront.socket.transport import Watched
 from shm.runtime.timing_wheel import NEVER_NS
 from tailrace.core.error_codes import ErrorCode, code_of
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 UNSENT_MAX_BYTES = 64 << 20
 """Bytes of responses to all connections above which the front sends no batches."""
-BUFFER_CLASSES = (64 << 10, 1 << 20, 4 << 20, 16 << 20)
 _VERSIONS = {str(int(api)): list(span) for api, span in API_VERSIONS.items()}
 
 
@@ -193,7 +193,7 @@ class PeerTransport:
         self._peers: dict[bytes, Peer] = {}
         self._number = 0
         self._ended: list[bytes] = []
-        self._free: dict[int, list[bytearray]] = {size: [] for size in BUFFER_CLASSES}
+        self._buffers = SendBuffers(kept_max=2)
         self.unsent_of_all: Callable[[], int] = lambda: 0
 
     def open(self, client_id: str, claim: Claim | None = None, address: str = "") -> Peer:
@@ -231,17 +231,13 @@ class PeerTransport:
         if peer is not None:
             peer.received_bytes += len(data)
             peer.receive([bytes(frames[0]), *frames[1:], data])
-        if isinstance(buffer, bytearray) and len(self._free.get(len(buffer), (0, 0))) < 2:
-            self._free[len(buffer)].append(buffer)
+        if isinstance(buffer, bytearray):
+            self._buffers.give_back(buffer)
         return peer is not None
 
     def new_buffer(self, size: int) -> bytearray:
         """Return a buffer of at least `size` bytes."""
-        for size_class in BUFFER_CLASSES:
-            if size <= size_class:
-                free = self._free[size_class]
-                return free.pop() if free else bytearray(size_class)
-        return bytearray(size)
+        return self._buffers.take(size)
 
     def unsent_bytes(self, identity: bytes) -> int:
         """Return the response bytes that this peer's connection holds."""
