@@ -27,8 +27,8 @@ from netfront.limits import (
     open_files_max,
 )
 from netfront.partition_routes import PartitionRoutes
-from netfront.produce.append_target import WorkerLink
 from netfront.produce.ring_acks import AckWalker
+from netfront.produce.worker_link import WorkerLink
 from netfront.socket.flow_control import CreditLedger
 from netfront.socket.listening_socket import AddressInUseError, ListeningSockets, SocketAccess
 from netfront.socket.router import Router, Security

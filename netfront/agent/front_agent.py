@@ -40,8 +40,8 @@ from netfront.forward.forwarder import ForwarderLink, OnDemand
 from netfront.forward.forwarding_service import FORWARDED_APIS, ForwardingService
 from netfront.limits import credit_budget
 from netfront.partition_routes import PartitionRoutes
-from netfront.produce.append_target import WorkerLink
 from netfront.produce.produce_service import ProduceService
+from netfront.produce.worker_link import WorkerLink
 from netfront.session.responses import Responses
 from netfront.session.session_lifecycle import SessionLifecycle
 from netfront.session.sessions import Session, Sessions

@@ -22,15 +22,10 @@ from typing import TYPE_CHECKING
 import orjson
 
 from netfront.partition_routes import PartitionRoutes
-from netfront.produce.append_target import (
-    Batch,
-    ConnectedWorker,
-    WorkerLink,
-    refusal_code,
-)
+from netfront.produce.append_targets import AppendTargets, refusal_code
 from netfront.produce.pending_produces import TOKEN_INDEX_MASK, PendingProduce, PendingProduces
 from netfront.produce.ring_acks import Answer
-from netfront.produce.target_cache import TargetCache
+from netfront.produce.worker_link import ConnectedWorker, WaitingBatch, WorkerLink
 from netfront.session.responses import Responses
 from netfront.session.sessions import Session, Sessions
 from netfront.socket.flow_control import CreditLedger
@@ -107,7 +102,7 @@ class ProduceService:
         self._on_settled = on_settled
         self._pending_produces = PendingProduces(SESSION_PRODUCES_MAX, PRODUCES_MAX)
         """Requests with batches that a worker has."""
-        self._targets = TargetCache(routing, self._workers)
+        self._targets = AppendTargets(routing, self._workers)
         self.on_access: Callable[[Session, str, list[bytes]], None] | None = None
         """Gets the topics that a worker got batches for, where writing is audited."""
         self.owners: ProducerOwners | None = None
@@ -321,7 +316,7 @@ class ProduceService:
                 ):
                     # a memoryview would keep its whole frame alive
                     own = bytes(batch) if type(batch) is memoryview else batch
-                    outbox.waiting.append(Batch(slot, flags, session, token, now_ns, own))
+                    outbox.waiting.append(WaitingBatch(slot, flags, session, token, now_ns, own))
                 else:
                     released += length
                 index += 1
@@ -348,7 +343,7 @@ class ProduceService:
                     found[index] = code
         return found
 
-    def _write(self, lane: LaneWriter, item: Batch) -> bool:
+    def _write(self, lane: LaneWriter, item: WaitingBatch) -> bool:
         """Write a waiting batch to its worker's lane and release its credit."""
         batch = item.batch
         if not lane.try_write(

@@ -15,8 +15,8 @@ from netfront.fetch.log.isolation import Isolation
 from netfront.fetch.log.read_result import ColdRead, LogReadError, Place, Span
 from netfront.forward.forwarder import ForwarderLink, OnDemand
 from netfront.partition_routes import PartitionRoutes
-from netfront.produce.append_target import WorkerLink
 from netfront.produce.ring_acks import AckWalker
+from netfront.produce.worker_link import WorkerLink
 from netfront.socket.flow_control import Credit, CreditLedger
 from netfront.socket.transport import Watched
 from netfront.socket.zap import Claim

@@ -1,4 +1,5 @@
-"""Target cache: the append target of each partition, kept until routes, rights or quotas change.
+"""Append targets of a front: the lane and the limits of each partition. They are kept until routes,
+rights or quotas change.
 
 Owner: one front.
 
@@ -7,17 +8,46 @@ Invariants: a target that a principal is given is one that it may write to.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 from netfront.partition_routes import PartitionRoutes
-from netfront.produce.append_target import AppendTarget, ConnectedWorker
+from netfront.produce.worker_link import ConnectedWorker, WaitingBatch
+from shm.queues.outbox import Outbox
 from tailrace.core.error_codes import ErrorCode
+from tailrace.core.hash_slots import VERSION_MAX
+from tailrace.format.crc32c import Readable
 
 if TYPE_CHECKING:
     from shm.rights.authorizer import Principal
 
 
-class TargetCache:
+class AppendTarget(NamedTuple):
+    """Append target of a partition, derived once from its route."""
+
+    outbox: Outbox[WaitingBatch]
+    write: Callable[[int, int, int, int, int, int, tuple[Readable]], bool]
+    """Write function of the lane."""
+    slot: int
+    bytes_max: int
+    has_slot_maps: bool
+    refuses: int
+    """Error code if nothing may be appended: to the delay log of a topic with delay.enabled=false,
+    and beyond a quota. Else 0.
+    """
+
+
+def refusal_code(target: AppendTarget, length: int, slot_map_version: int) -> ErrorCode:
+    """Return the error code for a batch of this length and slot map version."""
+    if length > target.bytes_max:
+        return ErrorCode.RECORD_TOO_LARGE
+    if target.refuses:
+        return ErrorCode(target.refuses)
+    is_routed = not target.has_slot_maps or 0 < slot_map_version <= VERSION_MAX
+    return ErrorCode.UNSUPPORTED_BATCH if is_routed else ErrorCode.INVALID_REQUEST
+
+
+class AppendTargets:
     """The targets by topic id and partition, and for each principal those that it has used."""
 
     def __init__(self, routing: PartitionRoutes, workers: dict[int, ConnectedWorker]) -> None:
