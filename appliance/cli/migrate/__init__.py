@@ -1,0 +1,1 @@
+"""Parts of `tailrace migrate`: its two clusters, its run, what it prints."""
