@@ -82,13 +82,13 @@ class ProducerLoopConnection(LoopConnection):
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
         super()._begin(loop)
-        loop.add_reader(self._sender_thread.wake_fd, self.run_once)
+        loop.add_reader(self._sender_thread.helper.wake_fd, self.run_once)
         self._is_run_scheduled = False
         self.run_soon()
 
     def detach(self) -> None:
         if self._loop is not None and not self._loop.is_closed() and not self._is_closed:
-            self._loop.remove_reader(self._sender_thread.wake_fd)
+            self._loop.remove_reader(self._sender_thread.helper.wake_fd)
         super().detach()
 
     def after_send(self) -> None:
@@ -112,7 +112,7 @@ class ProducerLoopConnection(LoopConnection):
 
     def run_timers(self) -> None:
         self._is_run_scheduled = False
-        self._due_ns = self._sender_thread.run_timers()
+        self._due_ns = self._sender_thread.helper.run_timers()
         self._last_received_count = self.connection.received_count
         self.wake_watchers()
 

@@ -482,7 +482,7 @@ def _abandon(sender: SenderThread) -> None:
     thread: by then, its numbers may mean other files.
     """
     sender.closed = sender.is_stopped = True
-    fds, sender._wake_fd, sender._driver_fd = (sender._wake_fd, sender._driver_fd), -1, -1
+    fds, sender._driver_fd = [sender._driver_fd, *sender.helper.detach()], -1
     for fd in fds:
         os.close(fd)
 

@@ -549,7 +549,7 @@ def test_an_answer_that_makes_no_sense_does_not_end_the_helper_thread(body: list
         try:
             error = producer.send("t", b"x").exception(20)
             assert isinstance(error, TailraceError)
-            assert producer._sender_thread._helper.is_alive()
+            assert producer._sender_thread.helper.thread.is_alive()
         finally:
             producer.close(1)
 

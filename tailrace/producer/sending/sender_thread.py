@@ -1,14 +1,11 @@
 """Drives the sender: by a helper thread, and by callers that wait or append.
 
-One lock guards everything, the socket included. Callbacks run without it. `caller_polling` says
-which thread handles responses, `critical_section` how state survives a signal handler.
-
-The helper thread logs an unexpected error and goes on. When it fails repeatedly, every record fails
-with the error.
+One lock guards everything, the socket included. Callbacks run without it. `helper_thread` has the
+thread, `caller_polling` says which thread handles responses, `critical_section` how state survives
+a signal handler.
 
 Owner: one Producer. All methods are called with `lock` held. The exceptions are `do`, `stop`,
-    `wait_for`, `add_done_callback`, `make_callbacks`, `sleep_until`, `run_timers` and operations
-    (`Steps`).
+    `wait_for`, `add_done_callback`, `make_callbacks`, `sleep_until` and operations (`Steps`).
 Invariants:
 - At most one thread at a time sleeps for a response.
 - Nothing is sent and no batch is completed without the lock.
@@ -24,15 +21,13 @@ from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import TypeVar
 
-from tailrace import kernel
 from tailrace.client.config.settings import ProducerSettings
 from tailrace.client.connections.connection import Connection
-from tailrace.client.connections.runtime import SYSTEM, Runtime, sleep_on
+from tailrace.client.connections.runtime import SYSTEM, Runtime
 from tailrace.client.connections.steps import Steps, Wait
 from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core import fork
 from tailrace.core.errors import ClientClosedError, InvalidTransactionError, TailraceError
-from tailrace.core.log import logger
 from tailrace.producer.batches.accumulator import NS_PER_MS, RecordAccumulator
 from tailrace.producer.batches.callbacks import Callbacks
 from tailrace.producer.batches.producer_batch import (
@@ -46,21 +41,17 @@ from tailrace.producer.futures import FrameFuture, RecordFuture
 from tailrace.producer.sending.buffer_pool import BufferPool
 from tailrace.producer.sending.caller_polling import CALLER_IS_ACTIVE_NS, CallerPolling
 from tailrace.producer.sending.critical_section import CriticalSection
+from tailrace.producer.sending.helper_thread import HelperThread, clear_wakeup, wakeup
 from tailrace.producer.sending.producer_id import MakeIdentity
 from tailrace.producer.sending.sender import Sender
 
 T = TypeVar("T")
-NEVER_NS = 2**63 - 1
-HELPER_FAILURES_MAX = 10
-"""Consecutive unexpected errors of the helper thread after which the producer fails."""
-HELPER_PAUSE_NS = 100 * NS_PER_MS
-HELPER_SLEEP_MIN_NS = 100_000
 WAIT_SLICE_NS = 20 * NS_PER_MS
 """Longest sleep of a thread at a time while another thread may receive its response."""
 
 
 class SenderThread:
-    """The helper thread, and the waits of callers."""
+    """The runs of the sender, and the waits of callers."""
 
     def __init__(
         self,
@@ -80,17 +71,18 @@ class SenderThread:
         self.connection = Connection(
             settings.bootstrap_servers, settings.client_id, runtime, "producer"
         )
-        self.callbacks = Callbacks(self.lock, self._wake_helper)
+        self.helper = HelperThread(self, runtime)
+        self.callbacks = Callbacks(self.lock, self.helper.wake)
         self.accumulator = RecordAccumulator(
             settings, self.now_ns, self, self.callbacks, on_keyless_batch
         )
         self.sender = Sender(settings, runtime, self.connection, self.accumulator, make_identity)
         self.polling = CallerPolling(
-            self.now_ns, self.accumulator, self.sender, self.run_once, self._wake_helper_at
+            self.now_ns, self.accumulator, self.sender, self.run_once, self.helper.wake_at
         )
         self.buffer = BufferPool(
             settings, self.now_ns, self.accumulator,
-            self._flush_all, self._poll_for_room, self._wake_helper,
+            self._flush_all, self._poll_for_room, self.helper.wake,
         )  # fmt: skip
         self.closed = False
         self.is_stopped = False
@@ -98,15 +90,6 @@ class SenderThread:
         self.forked = False
         self.failure: TailraceError | None = None
         """The error that ended the helper thread. Nothing can be sent any more."""
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._alarm = kernel.new_alarm() if runtime.has_threads else None
-        """Wakes the helper thread at `_alarm_ns`."""
-        self._alarm_ns = 0
-        """0: it is not set."""
-        self._helper_may_be_woken = True
-        """True if the last sleep of the helper thread was ended by its eventfd. Reading that in
-        vain costs an exception for every response.
-        """
         self._driver = 0
         """The thread that sleeps for a response, 0 if there is none. Another thread that receives
         something wakes it.
@@ -116,10 +99,8 @@ class SenderThread:
         """(thread that used the connection last, number of messages received by then)."""
         self._driver_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._is_running_once = False
-        _preload_for_exit()
-        self._helper = threading.Thread(target=self._help, name="tailrace-producer", daemon=True)
         if runtime.has_threads:
-            self._helper.start()
+            self.helper.start()
 
     def check_usable(self) -> None:
         """Raise ClientClosedError if it is closed or from before a fork, or the error that it
@@ -151,9 +132,8 @@ class SenderThread:
         """
         self.forked = True
         fork.free_in_child(self.lock)
-        self._wake_fd = self._driver_fd = -1
-        if self._alarm is not None:
-            self._alarm.fd = -1
+        self._driver_fd = -1
+        self.helper.detach()
 
     def stop(self) -> None:
         """Fail incomplete records with ClientClosedError, and end the thread and the socket."""
@@ -165,14 +145,10 @@ class SenderThread:
         try:
             self.make_callbacks()
         finally:
-            if self._helper.is_alive() and threading.current_thread() is not self._helper:
-                self._helper.join()
+            self.helper.join()
             with self.lock:
                 self.is_stopped = True
-                fds, self._wake_fd, self._driver_fd = [self._wake_fd, self._driver_fd], -1, -1
-                if self._alarm is not None:
-                    fds.append(self._alarm.fd)
-                    self._alarm.fd = -1
+                fds, self._driver_fd = [self._driver_fd, *self.helper.detach()], -1
             for fd in fds:
                 if fd >= 0:
                     os.close(fd)
@@ -182,7 +158,7 @@ class SenderThread:
         self.accumulator.end_all(_closed_error())
         self.connection.process()
         self.connection.close()
-        self._wake_helper()
+        self.helper.wake()
         self._wake_driver()
 
     def _repair(self, connection_is_torn: bool) -> None:
@@ -211,7 +187,7 @@ class SenderThread:
     def close_all(self) -> None:
         """Send everything now."""
         self.accumulator.close_all()
-        self._cancel_alarm()
+        self.helper.cancel_alarm()
         self.run_once()
 
     def use_connection(self, function: Callable[[], T]) -> T:
@@ -237,7 +213,7 @@ class SenderThread:
 
     def _pump(self, sends_first: bool) -> None:
         if self._is_running_once:
-            self._wake_helper()
+            self.helper.wake()
             return
         section = self.section
         now_ns = self.polling.polled_ns = self.now_ns()
@@ -263,7 +239,7 @@ class SenderThread:
 
     def _wake_driver(self) -> None:
         self._driver_is_woken = True
-        _wakeup(self._driver_fd)
+        wakeup(self._driver_fd)
 
     def next_wake_ns(self, now_ns: int) -> int:
         """The time of the next run that is due without a response."""
@@ -363,7 +339,7 @@ class SenderThread:
         """After a sleep for a response. A wake-up may be that of another driver by now."""
         if self._driver_is_woken and not self._driver:
             self._driver_is_woken = False
-            _clear_wakeup(self._driver_fd)
+            clear_wakeup(self._driver_fd)
         self.polling.until_ns = self.now_ns() + CALLER_IS_ACTIVE_NS
 
     def end_wait(self) -> None:
@@ -470,113 +446,10 @@ class SenderThread:
             return False
         self.check_usable()  # in a child process no response comes
         batch.add_callback(row, callback)
-        self._wake_helper()  # the calling thread waits elsewhere
+        self.helper.wake()  # the calling thread waits elsewhere
         return True
 
-    # ---- helper thread ---------------------------------------------------------------------------
-
-    def _wake_helper(self) -> None:
-        _wakeup(self._wake_fd)
-
-    def _wake_helper_at(self, wake_ns: int) -> None:
-        """Have the helper thread wake up at that time at the latest."""
-        polling = self.polling
-        if wake_ns >= polling.helper_wakes_ns or (self._alarm_ns and wake_ns >= self._alarm_ns):
-            return
-        if self._alarm is None:
-            # Wakes it once, however long it waits for the interpreter's lock.
-            polling.helper_wakes_ns = wake_ns
-            self._wake_helper()
-        else:
-            self._alarm.set(wake_ns - self.now_ns())
-            self._alarm_ns = wake_ns
-
-    def _cancel_alarm(self) -> None:
-        if self._alarm_ns and self._alarm is not None:
-            self._alarm_ns = 0
-            self._alarm.cancel()
-
-    @property
-    def wake_fd(self) -> int:
-        """Readable when the helper thread, or the event loop in its place, must run earlier."""
-        return self._wake_fd
-
-    def run_timers(self) -> int | None:
-        """Do the helper thread's work between two sleeps, in an event loop (`Runtime.has_threads`
-        is False). Called without the lock.
-
-        Returns the time of the next call, by the monotonic clock in ns. None: when `wake_fd` or the
-        connection's descriptor is readable.
-        """
-        with self.lock:
-            if self.closed or self.forked:
-                return None
-            _clear_wakeup(self._wake_fd)
-            self.run_once()
-            wake_ns: int | None = self.next_wake_ns(self.now_ns())
-            if not self.accumulator.incomplete_count and (
-                self.connection.fatal is not None or self.connection.next_tick_ns() is None
-            ):
-                wake_ns = None
-            self.polling.helper_wakes_ns = NEVER_NS if wake_ns is None else wake_ns
-        self.make_callbacks()
-        return wake_ns
-
-    def _help(self) -> None:
-        """Handle linger, retries and silence. Handle responses unless callers poll."""
-        failures = 0
-        while True:
-            try:
-                if not self._help_once():
-                    return
-                failures = 0
-            # BaseException: a callback may raise SystemExit to end a thread, but not this one.
-            except BaseException as error:
-                failures += 1
-                logger.error(
-                    "the producer's helper thread failed, %d times in a row",
-                    failures,
-                    exc_info=error,
-                )
-                if failures >= HELPER_FAILURES_MAX:
-                    self._fail(error)
-                    return
-                self._runtime.sleep_on((), HELPER_PAUSE_NS)
-
-    def _help_once(self) -> bool:
-        """Run the sender if it is due, then sleep until it is. False: the producer has ended."""
-        with self.lock:
-            if self.closed or self.forked:
-                return False
-            if self._helper_may_be_woken:
-                _clear_wakeup(self._wake_fd)
-            self._cancel_alarm()
-            polling, now_ns = self.polling, self.now_ns()
-            linger_ends_ns = self.accumulator.first_linger_ns()
-            if now_ns >= polling.until_ns or (
-                linger_ends_ns is not None and linger_ends_ns <= now_ns
-            ):
-                self.run_once()
-            wake_ns = self.next_wake_ns(now_ns)
-            callers_poll = now_ns < polling.until_ns
-            if callers_poll and self.accumulator.incomplete_count:
-                wake_ns = min(wake_ns, polling.until_ns)
-            polling.helper_wakes_ns = wake_ns
-            polling.helper_listens = not callers_poll
-            alarm_fd = -1 if self._alarm is None else self._alarm.fd
-        self.make_callbacks()
-        if self._wake_fd < 0:
-            return False  # a callback has closed the producer
-        remaining_ns = max(HELPER_SLEEP_MIN_NS, wake_ns - self.now_ns())
-        readable: Sequence[int] | None
-        if callers_poll:
-            readable = sleep_on((self._wake_fd, alarm_fd), remaining_ns)
-        else:
-            readable = self.connection.wait(remaining_ns, self._wake_fd, alarm_fd)
-        self._helper_may_be_woken = readable is None or self._wake_fd in readable
-        return True
-
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         """Fail every record and every later call: no thread handles linger and retries any more."""
         self.failure = TailraceError(
             f"internal error in the producer: {type(error).__name__}: {error}; please report it"
@@ -586,28 +459,5 @@ class SenderThread:
         self.make_callbacks()
 
 
-def _wakeup(fd: int) -> None:
-    try:
-        os.eventfd_write(fd, 1)
-    except (OSError, ValueError):
-        pass  # it is readable already, or closed (-1)
-
-
-def _clear_wakeup(fd: int) -> None:
-    try:
-        os.eventfd_read(fd)
-    except (OSError, ValueError):
-        pass  # it is not readable, or closed (-1)
-
-
 def _closed_error() -> ClientClosedError:
     return ClientClosedError("the producer is closed")
-
-
-def _preload_for_exit() -> None:
-    """Import a module that pandas needs, before the program's exit.
-
-    pyarrow imports pandas, if installed, with its first array. A producer that was not closed may
-    encode its first batch at exit, too late for that import.
-    """
-    import concurrent.futures.thread  # noqa: F401

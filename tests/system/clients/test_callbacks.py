@@ -128,8 +128,8 @@ def test_a_callback_may_send_flush_and_close_its_producer(
     assert read_values(appliance, made, 4) == [b"first", b"second", b"third", b"fourth"]
     with pytest.raises(ClientClosedError):
         producer.send(made, b"fifth")
-    producer._sender_thread._helper.join(HANG_LIMIT_S)
-    assert not producer._sender_thread._helper.is_alive()
+    producer._sender_thread.helper.thread.join(HANG_LIMIT_S)
+    assert not producer._sender_thread.helper.thread.is_alive()
 
 
 def test_a_batch_that_cannot_be_encoded_fails_its_own_records_only(
@@ -159,7 +159,7 @@ def test_a_helper_that_fails_again_and_again_ends_every_handle(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("tailrace.producer.sending.sender_thread.HELPER_PAUSE_NS", 1_000_000)
+    monkeypatch.setattr("tailrace.producer.sending.helper_thread.PAUSE_NS", 1_000_000)
     producer = Producer(appliance.address, linger_ms=200)
     producer.send(made, b"good").result(60)
 

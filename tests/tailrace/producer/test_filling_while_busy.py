@@ -331,10 +331,10 @@ def test_the_helper_is_rung_once_for_all_batches_that_begin_before_it_looks(made
     driven.front.answer()
     driven.turn()
     for _ in range(2):
-        sender.run_timers()
+        sender.helper.run_timers()
         for partition in range(20):
             send(driven, partition)
-        assert os.eventfd_read(sender.wake_fd) == 1
+        assert os.eventfd_read(sender.helper.wake_fd) == 1
         driven.turn(6)
         driven.front.answer()
 
