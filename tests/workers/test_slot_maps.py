@@ -21,7 +21,7 @@ from tailrace.format.directory.partition_metadata import (
 )
 from tests.kit.batches import make_batch
 from tests.kit.log_files.logs import Bench, assignment, simulated_regions
-from workers.flush.flusher import FlusherSettings
+from workers.flush.flusher_settings import FlusherSettings
 from workers.segment.files import DiskFiles
 
 OK, STALE = ErrorCode.OK, ErrorCode.STALE_SLOT_MAP

@@ -17,7 +17,7 @@ from tailrace.core.error_codes import ErrorCode
 from tailrace.format.crc32c import Readable
 from tests.kit.batches import SEED, make_batch, with_wild_buffer
 from tests.kit.log_files.logs import Bench, assignment, bench
-from workers.flush.flusher import FlusherSettings
+from workers.flush.flusher_settings import FlusherSettings
 from workers.segment.files import DiskFiles
 
 

@@ -17,15 +17,14 @@ Run it with `python -P -m workers.flush.flusher`.
 
 from __future__ import annotations
 
-import errno
 import logging
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from shm.crash_points import crash_point
-from shm.memory.layout import DirectoryState, Measure, ProcessWord, RegionKind, Role, Verdict
+from shm.memory.layout import Measure, ProcessWord, RegionKind, Role, Verdict
 from shm.queues.doorbell import Doorbell
 from shm.queues.lane import LaneReader
 from shm.queues.ring import Ring
@@ -47,6 +46,8 @@ from workers.flush.batch_placement import BatchPlacement
 from workers.flush.bin import Bin
 from workers.flush.catalog_feed import CatalogFeed
 from workers.flush.cleaning.chores import Chores
+from workers.flush.directory_status import DirectoryStatus
+from workers.flush.flusher_settings import FlusherSettings
 from workers.flush.group_commit import GroupCommit
 from workers.flush.log_cleaner import LogCleaner
 from workers.flush.ring_follower import FlushGroup, RingFollower, translator
@@ -58,7 +59,7 @@ from workers.log.retention.leases import Task
 from workers.log.retention.wall_clock_jumps import WallJumps
 from workers.segment.directory_watch import DirectoryWatch
 from workers.segment.disk_space import DiskSpace
-from workers.segment.files import NO_SPACE, DiskFiles, Files, is_shortage
+from workers.segment.files import DiskFiles, Files, is_shortage
 
 if TYPE_CHECKING:
     from workers.flush.compaction import CleaningSettings, Compaction
@@ -66,33 +67,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FULL_DISK_RETRY_NS = 250_000_000
-
-
-class FlusherSettings(NamedTuple):
-    linger_ns: int = 0
-    batch_bytes: int = 1 << 20
-    checkpoint_bytes: int = 64 << 20
-    journal_bytes: int = 64 << 20
-    reserve_bytes: int = 0
-    retention_check_ms: int = 3_600_000
-    cleaner_check_ms: int = 15_000
-    cleaner_dedupe_bytes: int = 128 << 20
-    cleaner_bytes_per_second: int = 0
-
-    @classmethod
-    def of(cls, settings: dict[str, Any]) -> FlusherSettings:
-        """Those of the appliance's settings."""
-        return cls(
-            int(settings["flush.linger_ms"]) * 1_000_000,
-            int(settings["flush.batch_size"]),
-            int(settings["checkpoint_bytes"]),
-            int(settings["journal_bytes"]),
-            int(settings["reserve_bytes"]),
-            int(settings["retention.check.interval.ms"]),
-            int(settings["cleaner.check.interval.ms"]),
-            int(settings["cleaner.dedupe.buffer.size"]),
-            int(settings["cleaner.io.max.bytes.per.second"]),
-        )
 
 
 class Flusher:
@@ -126,7 +100,6 @@ class Flusher:
         """`cleaner`: the slot of the process that cleans for this one; `ring_cleaner` wakes it, and
         the supervisor, which starts it.
         """
-        self._watch = watch
         self._cleaner = cleaner
         self._ring_cleaner = ring_cleaner
         slot.store(ProcessWord.CLEANING, 0)  # a predecessor's job has ended with it
@@ -156,6 +129,10 @@ class Flusher:
             table,
             [old_table for _, old_table in old_rings],
         )
+        self._watch = watch
+        self._directory = DirectoryStatus(
+            data_dir, self._space, watch, self._logs, slot, self._workers
+        )
         self._commit = GroupCommit(self._journal, self._logs.take_offline, self._on_moved)
         self._placing: tuple[RingFollower, FlushGroup] | None = None
         self._has_chores = True
@@ -165,8 +142,6 @@ class Flusher:
         self._ready = False
         self._stopping = False
         self._stalled_until_ns = 0
-        self._is_short = False
-        """True while writing waits for descriptors or memory."""
         self._now_ns = start_ns
         self._wheel: TimingWheel[Task] = TimingWheel(start_ns, tick_ns=100_000)
         jumps = WallJumps(files, data_dir, now_us(), start_ns)
@@ -207,7 +182,7 @@ class Flusher:
         if self._log_cleaner.compaction is not None:
             self._log_cleaner.compaction.set(self._cleaning_settings())
         if self._space.check(self._now_ns):
-            self._show_space()
+            self._directory.show()
 
     # ---- agent -----------------------------------------------------------------------------------
 
@@ -229,11 +204,11 @@ class Flusher:
             and (self._is_active(work) or self._space.is_overdue(now_ns))
             and self._space.check(now_ns)
         ):
-            self._show_space()
+            self._directory.show()
             if self._space.is_full:
                 self._log_cleaner.make_room()
         if self._watch is not None and self._watch.check(now_ns):
-            self._on_watched(self._watch.reason)
+            self._directory.on_watched(self._watch.reason)
         if self._bin is not None and not self._bin.is_idle:
             work += self._purge_some(self._bin)
         if now_ns < self._stalled_until_ns:
@@ -368,7 +343,7 @@ class Flusher:
             self._logs.publish(log)
             self._log_cleaner.retain(log)
         self._space.check(now_ns)
-        self._show_space()
+        self._directory.show()
         if self._files.exists(f"{self._data_dir}/{BIN_DIRECTORY}"):
             self._bin = Bin(self._files, self._data_dir)
             self._bin.purge_removed()
@@ -391,35 +366,17 @@ class Flusher:
         group = follower.group
         if group is None or not self._finish(follower, group):
             self._stalled_until_ns = now_ns + FULL_DISK_RETRY_NS
-            self._warn_disk_full(
-                self._placement.shortage if group is None else self._commit.shortage
+            self._directory.note_shortage(
+                self._placement.shortage if group is None else self._commit.shortage, now_ns
             )
             return 0
-        if self._is_short:
-            logger.info("writing_again data_dir=%s", self._data_dir)
-            self._is_short = False
+        if self._directory.is_short:
+            self._directory.note_written()
         self._stalled_until_ns = 0
         follower.group = None
         for log in group.touched.values():
             self._log_cleaner.watch_age(log, now_ns)
         return len(group.entries)
-
-    def _warn_disk_full(self, error: OSError | None) -> None:
-        """Log why writing waits.
-
-        On a full disk producers get DISK_FULL, otherwise they wait for their acks.
-        """
-        if error is not None and error.errno in NO_SPACE:
-            if self._space.note_full(self._now_ns):
-                logger.warning("disk_full path=%s", self._data_dir)
-                self._show_space()
-        elif error is not None and not self._is_short:
-            self._is_short = True
-            logger.error(
-                "writing_waits data_dir=%s error=%r advice='allow more open files "
-                "(LimitNOFILE=65536 in the unit) or more memory; it is tried again'",
-                self._data_dir, str(error),
-            )  # fmt: skip
 
     def _lingers(self, follower: RingFollower, producer_position: int, now_ns: int) -> bool:
         """True if a larger group should be awaited: not while stopping or recovering."""
@@ -482,35 +439,6 @@ class Flusher:
             self._controller.ring()
         self._chores.checkpoint_some(self._settings.checkpoint_bytes)
         return True
-
-    # ---- the disk --------------------------------------------------------------------------------
-
-    def _on_watched(self, reason: str) -> None:
-        """Take every log offline when the directory is gone: what is written to its open files
-        would be found by no start.
-        """
-        if not reason:
-            logger.info("data_dir_is_back path=%s", self._data_dir)
-        else:
-            logger.error(
-                "data_dir_lost path=%s reason=%r advice=%r", self._data_dir, reason,
-                "mount the disk again and run tailrace topic online TOPIC for each topic, or "
-                "restart",
-            )  # fmt: skip
-            for log in self._logs.all():
-                if log.is_open and not log.refusal:
-                    self._logs.take_offline(log, OSError(errno.ENODEV, reason))
-        self._show_space()
-
-    # ---- space -----------------------------------------------------------------------------------
-
-    def _show_space(self) -> None:
-        """Publish whether workers must refuse batches because the disk is full."""
-        is_lost = self._watch is not None and bool(self._watch.reason)
-        state = DirectoryState.LOST if is_lost else DirectoryState(int(self._space.is_full))
-        self._slot.store(ProcessWord.DISK_FULL, state)
-        for bell in self._workers.values():
-            bell.ring()
 
 
 def build(context: ProcessContext, files: Files) -> Flusher:

@@ -36,7 +36,8 @@ from tests.kit import memory
 from tests.kit.batches import TOPIC_ID
 from tests.kit.log_files.descriptors import close_with
 from workers.append.worker import Worker
-from workers.flush.flusher import Flusher, FlusherSettings
+from workers.flush.flusher import Flusher
+from workers.flush.flusher_settings import FlusherSettings
 from workers.flush.invariants import check_flusher, check_worker
 from workers.log.log_set import RunFacts
 from workers.log.producers.producer_snapshots import load_producers

@@ -34,7 +34,7 @@ from tests.kit.batches import TIME_US, TOPIC_ID
 from tests.kit.checker import History, value_of
 from tests.kit.log_files.logs import Bench, assignment, simulated_regions
 from tests.kit.log_files.simdisk import SimDisk, SimFiles
-from workers.flush.flusher import FlusherSettings
+from workers.flush.flusher_settings import FlusherSettings
 from workers.segment.files import Files, read_whole
 
 IN_FLIGHT_MAX = 5

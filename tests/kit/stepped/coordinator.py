@@ -34,7 +34,7 @@ from tests.kit.batches import TOPIC_ID, make_batch
 from tests.kit.log_files.logs import Bench, assignment, simulated_regions
 from tests.kit.log_files.simdisk import SimDisk, SimFiles
 from workers.append.coordinator_reports import OPENED_AFTER_NS
-from workers.flush.flusher import FlusherSettings
+from workers.flush.flusher_settings import FlusherSettings
 from workers.segment.files import read_whole
 
 PID = TRANSACTIONAL_PRODUCER_IDS

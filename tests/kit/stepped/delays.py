@@ -35,7 +35,7 @@ from workers.delays import delay_partition, delivery
 from workers.delays.delay_log.ingest import Change
 from workers.delays.delay_partition import DelayPartition
 from workers.delays.store import pending_store
-from workers.flush.flusher import FlusherSettings
+from workers.flush.flusher_settings import FlusherSettings
 
 LOG_ID = bytes(reversed(range(16)))
 LOG_SEED = checksum_seed(LOG_ID, 0)

@@ -37,7 +37,7 @@ from tests.kit.batches import SEED, TIME_US, make_batch, reseal, with_wild_buffe
 from tests.kit.log_files.logs import Bench, assignment, simulated_regions
 from tests.kit.log_files.simdisk import SimDisk, SimFiles
 from workers.append import batch_appender
-from workers.flush.flusher import FlusherSettings
+from workers.flush.flusher_settings import FlusherSettings
 
 compiled_only = pytest.mark.skipif(
     kernel.compiled is None, reason="no compiled kernel is used here"

@@ -16,7 +16,7 @@ from tailrace import kernel
 from tests.kit.log_files.logs import Bench, assignment, simulated_regions
 from tests.kit.log_files.simdisk import SimDisk, SimFiles
 from tests.kit.stepped.coordinator import ABORT, COMMIT, PID, SEALED, Coordinator, transactional
-from workers.flush.flusher import FlusherSettings
+from workers.flush.flusher_settings import FlusherSettings
 
 compiled_only = pytest.mark.skipif(
     kernel.compiled is None, reason="no compiled kernel is used here"

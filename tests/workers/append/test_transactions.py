@@ -50,7 +50,7 @@ from workers.append import coordinator_reports
 from workers.append.coordinator_reports import OPENED_AFTER_NS
 from workers.append.decision_progress import SETTLED_AFTER_NS
 from workers.append.transactions import RETRY_NS
-from workers.flush.flusher import FlusherSettings
+from workers.flush.flusher_settings import FlusherSettings
 from workers.log.producers import producer_state
 
 

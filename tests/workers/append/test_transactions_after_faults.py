@@ -35,7 +35,7 @@ from tests.kit.stepped.coordinator import (
 from workers.append import partitions
 from workers.append.decision_progress import SETTLED_AFTER_NS
 from workers.append.transactions import RETRY_NS
-from workers.flush.flusher import FlusherSettings
+from workers.flush.flusher_settings import FlusherSettings
 
 
 class Killed(BaseException):

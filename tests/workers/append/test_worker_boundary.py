@@ -26,7 +26,7 @@ from workers.append import batch_validation as batch_checks
 from workers.append.descriptor_index import DescriptorIndex
 from workers.append.partitions import OPEN_RETRY_NS
 from workers.append.worker import EXPIRY_INTERVAL_NS, Worker
-from workers.flush.flusher import FlusherSettings
+from workers.flush.flusher_settings import FlusherSettings
 from workers.log.log_set import LogSet
 from workers.log.partition_log import PartitionLog
 from workers.log.producers import producer_snapshots, producer_state

@@ -50,7 +50,7 @@ from workers.clean.sources import SourceReader, UnreadableError
 from workers.flush.cleaning.chores import Chores
 from workers.flush.cleaning.segment_heads import SegmentHeads
 from workers.flush.cleaning.watched_log import has_segments_to_merge
-from workers.flush.flusher import FlusherSettings
+from workers.flush.flusher_settings import FlusherSettings
 from workers.log.retention import merging_rules
 from workers.log.retention.merging_rules import has_small_batches
 from workers.segment.cleaning_job import JobSegment

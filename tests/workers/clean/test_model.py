@@ -34,7 +34,7 @@ from tests.kit.log_files.compacted_logs import (
 from tests.kit.log_files.logs import Bench, bench, simulated_regions
 from tests.kit.log_files.simdisk import SimDisk, SimFiles
 from workers.flush.cleaning.chores import Chores
-from workers.flush.flusher import FlusherSettings
+from workers.flush.flusher_settings import FlusherSettings
 from workers.segment.segment_swap import CLEANED_INDEX_SUFFIX, CLEANED_SUFFIX, SWAP_FILE
 
 

@@ -17,7 +17,7 @@ from tailrace.format.segments.segment import SEGMENT_SUFFIX, file_name
 from tests.kit.batches import make_batch
 from tests.kit.log_files.logs import Bench, assignment, bench, simulated_regions
 from tests.kit.log_files.simdisk import SimDisk, SimFiles
-from workers.flush.flusher import FlusherSettings
+from workers.flush.flusher_settings import FlusherSettings
 from workers.flush.invariants import check_flusher, check_worker
 from workers.log.files.active_segment import ActiveSegment
 from workers.log.partition_log import PartitionLog

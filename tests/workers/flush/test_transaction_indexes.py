@@ -30,7 +30,7 @@ from tests.kit.transactional.transactions import (
     producer,
 )
 from workers.flush.cleaning.chores import INDEX_RETRY_NS
-from workers.flush.flusher import FlusherSettings
+from workers.flush.flusher_settings import FlusherSettings
 from workers.log.producers.transaction_indexes import TransactionIndexes, WalkedTransactions
 from workers.segment.files import DiskFiles
 
