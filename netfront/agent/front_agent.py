@@ -172,6 +172,7 @@ class Front:
             durations=slot.histogram(Measure.PRODUCE), exemplars=slot.exemplars,
             monotonic_ns=clock.monotonic_ns, wall_us=clock.wall_us,
         )  # fmt: skip
+        self._acknowledgements = self._produce_service.acknowledgements
         self._forwarding = ForwardingService(
             controller=controller, scheduler=scheduler, groups=groups,
             process_generation=process_generation, sessions=self._sessions,
@@ -333,8 +334,8 @@ class Front:
             work += self._fetches.on_timeouts(now_ns)
         if now_ns >= self._fetches.next_deadline_ns():
             work += self._fetches.on_drained(now_ns)
-        if now_ns >= self._produce_service.next_deadline_ns():
-            work += self._produce_service.answer_expired(now_ns)
+        if now_ns >= self._acknowledgements.next_deadline_ns():
+            work += self._acknowledgements.answer_expired(now_ns)
         work += self._time_slicer.step()
         if now_ns >= self._session_lifecycle.next_deadline_ns():
             # Forward the ends of sessions at once: no event may wake this loop again.
@@ -376,7 +377,7 @@ class Front:
         """Return the time of the next step that is due without a message, or None."""
         deadline_ns = min(
             self._fetch_wheel.quiet_until_ns, self._fetches.next_deadline_ns(),
-            self._produce_service.next_deadline_ns(), self._forwarding.next_deadline_ns(),
+            self._acknowledgements.next_deadline_ns(), self._forwarding.next_deadline_ns(),
             self._session_lifecycle.next_deadline_ns(), self._close_removed_at_ns,
             self._sweep_at_ns if self._ledger.is_contended else NEVER_NS,
             NEVER_NS if self._quotas is None else self._quotas.next_deadline_ns(),

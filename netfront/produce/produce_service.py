@@ -1,4 +1,4 @@
-"""Produce service: passes batches to the workers and answers their requests.
+"""Produce service: passes batches to the workers, and walks their rings for the acks.
 
 Owner: one front. In shared memory: the tails of its lanes to the workers, and its cursor in each
 ring.
@@ -7,7 +7,6 @@ Invariants:
 - A connection's batches reach their worker in the order of arrival.
 - A request that is malformed or beyond its credit leaves nothing in a lane.
 - A batch's credit is released when it is written to its lane or refused.
-- A request is answered once, after the acks of all its batches or at its timeout (acks=0: never).
 - With users the batches of a transaction are taken only from the user whose transaction it is.
 - A batch that waits for lane space holds only its own bytes.
 """
@@ -19,12 +18,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-import orjson
-
 from netfront.partition_routes import PartitionRoutes
+from netfront.produce.acknowledgements import Acknowledgements
 from netfront.produce.append_targets import AppendTargets, refusal_code
-from netfront.produce.pending_produces import TOKEN_INDEX_MASK, PendingProduce, PendingProduces
-from netfront.produce.ring_acks import Answer
+from netfront.produce.pending_produces import PendingProduce, PendingProduces
 from netfront.produce.worker_link import ConnectedWorker, WaitingBatch, WorkerLink
 from netfront.session.responses import Responses
 from netfront.session.sessions import Session, Sessions
@@ -33,7 +30,6 @@ from shm.memory.layout import ACKS_ALL, ACKS_LEADER, ACKS_NONE, SLOT_MAP_SHIFT
 from shm.messages.lane_messages import LaneKind
 from shm.queues.lane import LaneWriter
 from shm.queues.outbox import Outbox
-from shm.runtime.logs.slow_operations import SLOW
 from shm.tables.measurements import Exemplars, Histogram
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode
 from tailrace.core.hash_slots import VERSION_MAX
@@ -45,7 +41,7 @@ from tailrace.format.record_batch.batch_header import (
     header_position,
 )
 from tailrace.kernel import read_produce
-from tailrace.protocol import json_messages, produce_messages
+from tailrace.protocol import produce_messages
 from tailrace.protocol.frame import Api, RequestHeader, WireError
 
 if TYPE_CHECKING:
@@ -89,15 +85,10 @@ class ProduceService:
         counts from the receipt of a request to its response, and `exemplars` has traces of these.
         `wall_us`: microseconds since 1970.
         """
-        self._durations = durations
-        self._exemplars = exemplars
-        self._wall_us = wall_us
-        self._monotonic_ns = monotonic_ns
         self._workers = {number: self._reached(link) for number, link in workers.items()}
         self._connect_worker = connect_worker
         self._routing = routing
         self._ledger = ledger
-        self._sessions = sessions
         self._responses = responses
         self._on_settled = on_settled
         self._pending_produces = PendingProduces(SESSION_PRODUCES_MAX, PRODUCES_MAX)
@@ -107,8 +98,9 @@ class ProduceService:
         """Gets the topics that a worker got batches for, where writing is audited."""
         self.owners: ProducerOwners | None = None
         """Owners of transactional producer ids, where the appliance has users."""
-        self._answered: list[PendingProduce] = []
-        """Requests whose last batch was acknowledged in this walk over the rings."""
+        self.acknowledgements = Acknowledgements(
+            self._pending_produces, sessions, responses, durations, exemplars, monotonic_ns, wall_us
+        )
         self.now_ns = start_ns
         """Time of this loop step. The front sets it."""
 
@@ -376,108 +368,15 @@ class ProduceService:
         count = 0
         settled: set[int] = set()
         for worker in self._workers.values():
-            passed = worker.acks.walk(self._answer, settled)
+            passed = worker.acks.walk(self.acknowledgements.answer, settled)
             if passed and worker.ring.is_crowded():
                 worker.outbox.bell.ring()
             count += passed
-        if self._answered:
-            self._send_answered()
+        if self.acknowledgements.answered:
+            self.acknowledgements.send_answered()
         if settled:
             self._on_settled(settled)
         return count
-
-    def _answer(self, answer: Answer) -> None:
-        """Record the ack of a batch.
-
-        It must not raise: the walk over the ring would start again.
-        """
-        asked = self._pending_produces.find(answer.correlation_id)
-        if asked is None:
-            return
-        if asked.body is None:
-            self._answer_single(asked, answer)
-            return
-        _, batch_token, code, base_offset, append_time_us, leader_epoch, is_duplicate = answer
-        if code is not ErrorCode.OK:
-            asked.refused.append(code)
-        flags = produce_messages.PRODUCED_DUPLICATE if is_duplicate else 0
-        asked.settle(
-            batch_token & TOKEN_INDEX_MASK, code, flags, leader_epoch, base_offset, append_time_us
-        )
-        if not asked.left:
-            self._pending_produces.close(asked)
-            self._answered.append(asked)
-
-    def _send_answered(self) -> None:
-        """Send the responses of all requests completed in this walk together, so that the I/O
-        thread wakes up once.
-        """
-        answered, self._answered = self._answered, []
-        now_ns = self._monotonic_ns()
-        for asked in answered:
-            assert asked.body is not None
-            self._note_end(asked, now_ns)
-            if asked.trace_id:
-                self._exemplars.store(now_ns - asked.opened_ns, asked.trace_id, self._wall_us())
-            self._responses.answer_deferred(
-                asked.word,
-                Api.PRODUCE,
-                asked.version,
-                asked.correlation_id,
-                ErrorCode.OK,
-                asked.body,
-            )
-
-    def _answer_single(self, asked: PendingProduce, answer: Answer) -> None:
-        """Answer a request of version 1."""
-        self._note_end(asked, self._monotonic_ns())
-        self._pending_produces.close(asked)
-        if answer.code is not ErrorCode.OK:
-            body: Readable = orjson.dumps({"message": ERROR_TABLE[answer.code].meaning})
-        else:
-            flags = produce_messages.PRODUCED_DUPLICATE if answer.is_duplicate else 0
-            body = produce_messages.encode_produced(
-                produce_messages.ProduceResponse(
-                    answer.base_offset, answer.append_time_us, answer.leader_epoch, flags
-                )
-            )
-        self._responses.answer_deferred(
-            asked.word, Api.PRODUCE, asked.version, asked.correlation_id, answer.code, body
-        )
-
-    def _note_end(self, asked: PendingProduce, now_ns: int) -> None:
-        """Measure a request, and log what was refused of it, and that it was slow."""
-        duration_ns = now_ns - asked.opened_ns
-        self._durations.add(duration_ns)
-        if duration_ns > SLOW.limit_ns:
-            self._responses.note_slow(asked.word, Api.PRODUCE, asked.correlation_id, duration_ns)
-        if asked.refused:
-            session = self._sessions.by_word(asked.word)
-            if session is not None:
-                self._responses.note_refused(
-                    session, Api.PRODUCE, asked.correlation_id, asked.refused
-                )
-
-    def next_deadline_ns(self) -> int:
-        """Return the time when `answer_expired` next has work."""
-        return self._pending_produces.expires_at_ns
-
-    def answer_expired(self, now_ns: int) -> int:
-        """Answer requests whose timeout has passed. Batches without an ack are reported as timed
-        out: they may still be appended.
-        """
-        late = self._pending_produces.pop_expired(now_ns)
-        for asked in late:
-            code, body = ErrorCode.OK, asked.body
-            if body is None:
-                code, body = (
-                    ErrorCode.TIMED_OUT,
-                    bytearray(json_messages.encode_error("no ack within the request's timeout")),
-                )
-            self._responses.answer_deferred(
-                asked.word, Api.PRODUCE, asked.version, asked.correlation_id, code, body
-            )
-        return len(late)
 
     def forget(self, word: int, correlation_id: int) -> None:
         """Remove a request that was answered by other means."""
