@@ -51,6 +51,7 @@ from netfront.socket.socket_stats import KernelSocketStats, SocketStats
 from netfront.socket.sweep_pause import SweepPause, cpu_clock
 from netfront.socket.transport import Watched
 from shm.queues.doorbell import Doorbell
+from shm.runtime.timing_wheel import NEVER_NS
 from tailrace.format.crc32c import Readable
 
 if TYPE_CHECKING:
@@ -66,7 +67,6 @@ SPARE_DESCRIPTORS = 8
 EVENTS_AT_ONCE = 2_100
 """More events than the monitor holds: 1,000 messages on each side."""
 RELISTEN_NS = 500_000_000
-NEVER_NS = 1 << 63
 _EVENTS, _POLLIN, _RCVMORE, _NOBLOCK, _SRCFD = (
     int(zmq.EVENTS),
     int(zmq.POLLIN),

@@ -34,8 +34,8 @@ from tailrace.client.config.kafka_names import (
 )
 from tailrace.client.config.setting_fields import build, documented, merged
 from tailrace.client.config.settings import ConsumerOptions, ConsumerSettings
-from tailrace.client.connections.connection import NEVER_NS, Connection
-from tailrace.client.connections.runtime import SYSTEM, Runtime
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.runtime import NEVER_NS, SYSTEM, Runtime
 from tailrace.client.connections.steps import Steps, T, call_json, operation, run
 from tailrace.client.records.serdes import deserialized
 from tailrace.client.topics.metadata_cache import MetadataCache

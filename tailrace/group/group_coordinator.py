@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from tailrace.client.config.settings import ConsumerSettings
 from tailrace.client.connections.connection import Connection
-from tailrace.client.connections.runtime import Runtime
+from tailrace.client.connections.runtime import NEVER_NS, Runtime
 from tailrace.client.connections.steps import Call, Steps, Wait
 from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.errors import InvalidRequestError
@@ -41,7 +41,6 @@ from tailrace.group.heartbeat import (
     HeartbeatThread,
 )
 from tailrace.group.membership import (
-    NEVER_NS,
     NS_PER_MS,
     POLLING_NS,
     MemberIdentity,

@@ -28,10 +28,10 @@ from functools import partial
 from typing import Any
 
 from tailrace.client.connections.connection import Connection
-from tailrace.client.connections.runtime import POLL_MAX_MS, Runtime
+from tailrace.client.connections.runtime import NEVER_NS, POLL_MAX_MS, Runtime
 from tailrace.core import fork
 from tailrace.core.errors import TailraceError
-from tailrace.group.membership import NEVER_NS, NS_PER_MS, Membership, Phase
+from tailrace.group.membership import NS_PER_MS, Membership, Phase
 from tailrace.protocol.frame import Api
 from tailrace.protocol.json_messages import decode_json, encode_json
 from tailrace.protocol.session import CLIENT_JSON_MAX_BYTES, Response

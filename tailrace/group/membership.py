@@ -31,6 +31,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from tailrace.client.connections.runtime import NEVER_NS
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode
 from tailrace.core.errors import CommitFailedError, TailraceError, error_for
 
@@ -41,7 +42,6 @@ AWAY_EPOCH = -2
 NS_PER_MS = 1_000_000
 RETRY_FIRST_NS = 50 * NS_PER_MS
 RETRY_MAX_NS = 1_000 * NS_PER_MS
-NEVER_NS = 2**63 - 1
 HEARTBEAT_SLOTS = 8
 """Moments in an interval at which heartbeats are sent; a member's id chooses one of them. Members
 of one host share a monotonic clock, so heartbeats of one moment wake the appliance's processes

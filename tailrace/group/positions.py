@@ -20,6 +20,7 @@ from typing import Any
 
 from tailrace.client.config.settings import ConsumerSettings
 from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.runtime import NEVER_NS
 from tailrace.client.connections.steps import Steps, Wait
 from tailrace.client.topics.offsets import Offsets
 from tailrace.core.error_codes import ErrorCode
@@ -32,7 +33,6 @@ from tailrace.fetch.record_buffer import RecordBuffer
 from tailrace.group.offset_commit import Callback, Commit, CommitQueue
 
 NS_PER_MS = 1_000_000
-NEVER_NS = 2**63 - 1
 CLOSE_COMMIT_MS = 10_000
 """The timeout of a commit in close() and in a revocation."""
 WITHIN_A_POLL_NS = 1_000 * NS_PER_MS

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tailrace.client.connections.runtime import NEVER_NS
 from tailrace.client.connections.steps import Steps, invoke
 from tailrace.core.errors import UnknownTopicError
 from tailrace.core.log import logger
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.group.assignment import AssignedPartitions
 from tailrace.group.heartbeat import HeartbeatThread
-from tailrace.group.membership import NEVER_NS, NS_PER_MS, Change, ChangeKind
+from tailrace.group.membership import NS_PER_MS, Change, ChangeKind
 from tailrace.group.positions import PositionTracker
 from tailrace.group.rebalance_listener import RebalanceCallback, RebalanceCallbacks
 from tailrace.group.subscription import Subscription

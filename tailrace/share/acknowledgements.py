@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from tailrace.client.connections.runtime import NEVER_NS
 from tailrace.core.errors import InvalidRequestError
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.share.outcomes import OUTCOMES
@@ -43,7 +44,6 @@ _SILENT = frozenset({None, RETAINED, IN_LOOP})
 _DROPPED = _SILENT | {IN_TRANSACTION}
 _ATTACHABLE = _SILENT | {"release", "renew"}
 RENEWALS = frozenset({"renew", RENEW_IN_TRANSACTION})
-NEVER_NS = 1 << 62
 
 
 class Acknowledgement(NamedTuple):

@@ -32,8 +32,7 @@ from tailrace.client.config.kafka_names import (
     refuse_keywords,
 )
 from tailrace.client.config.setting_fields import build, documented, merged
-from tailrace.client.connections.connection import NEVER_NS
-from tailrace.client.connections.runtime import SYSTEM, Runtime
+from tailrace.client.connections.runtime import NEVER_NS, SYSTEM, Runtime
 from tailrace.client.connections.steps import Steps, T, operation, run
 from tailrace.client.records.attached_records import AttachedRecords
 from tailrace.client.tracing.setting import read_spans_of

@@ -25,8 +25,9 @@ from enum import Enum
 from typing import Any
 
 from netfront.kafka.exchange.waiter import Waiter
-from netfront.kafka.groups.classic_member import MS, NEVER_NS, GroupError, Join, Member
+from netfront.kafka.groups.classic_member import MS, GroupError, Join, Member
 from netfront.kafka.wire.errors import KafkaError
+from shm.runtime.timing_wheel import NEVER_NS
 
 INITIAL_DELAY_NS = 250 * MS
 """Time that an empty group waits for more members after the first one."""

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from netfront.kafka.groups.classic_group import ClassicGroup
-from netfront.kafka.groups.classic_member import NEVER_NS
-from shm.runtime.timing_wheel import Timer, TimingWheel
+from shm.runtime.timing_wheel import NEVER_NS, Timer, TimingWheel
 
 
 class ClassicGroups:

@@ -8,7 +8,6 @@ from netfront.kafka.exchange.waiter import Waiter
 from netfront.kafka.wire.errors import KafkaError
 
 MS = 1_000_000
-NEVER_NS = 1 << 62
 
 
 class GroupError(Exception):

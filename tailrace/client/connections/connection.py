@@ -25,10 +25,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from tailrace.client.connections import ipc_socket
-from tailrace.client.connections.runtime import SYSTEM, ClientSocket, Runtime, check_bootstrap
+from tailrace.client.connections.refused_handshakes import RefusedHandshakes
+from tailrace.client.connections.runtime import (
+    NEVER_NS,
+    SYSTEM,
+    ClientSocket,
+    Runtime,
+    check_bootstrap,
+)
 from tailrace.core import fork
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
@@ -43,10 +50,6 @@ from tailrace.protocol.credit_messages import throttled_ms
 from tailrace.protocol.frame import PUSH_CORRELATION_ID, Api, WireError
 from tailrace.protocol.session import ClientSession, Response, State
 
-if TYPE_CHECKING:
-    from tailrace.client.connections.credentials import Credentials
-    from tailrace.client.connections.handshake_probe import HandshakeProbe
-
 PING_AFTER_NS = 250_000_000
 """Silence with a pending request after which the front is pinged."""
 DEAD_AFTER_NS = 5_000_000_000
@@ -60,9 +63,6 @@ shorter intervals it would handle abandoned handshakes only.
 WARN_AFTER_NS = 1_000_000_000
 """Time without an appliance after which the log says so. A program that blocks silently looks hung.
 """
-PROBE_AFTER_NS = 250_000_000
-"""Time after which a connection that is not made is looked into (see `handshake_probe`)."""
-PROBE_INTERVAL_NS = 25_000_000
 REOPEN_FIRST_NS = 20_000_000
 REOPEN_MAX_NS = 1_000_000_000
 COPY_BELOW_BYTES = 64 << 10
@@ -75,7 +75,6 @@ takes less.
 SHARED_WAIT_NS = 20_000_000
 """Longest sleep at a time on a shared connection. Another thread may receive the response."""
 
-NEVER_NS = 2**62
 T = TypeVar("T")
 
 _READY, _LOST = State.READY, State.LOST
@@ -91,19 +90,8 @@ class Connection:
         self, address: str, client_id: str, runtime: Runtime = SYSTEM, owner: str = "client"
     ) -> None:
         """`owner`: the client's name in messages."""
-        self.address = check_bootstrap(address)
-        self._credentials: Credentials | None = None
-        if self.address.startswith("context:"):
-            from tailrace.client.connections.credentials import resolve
-
-            self.address, self._credentials = resolve(self.address)
-            if self.address.startswith("ipc://"):
-                self._credentials = None  # the account of this process counts there
-        self._probe: HandshakeProbe | None = None
-        """Finds out why the connection is not made."""
-        self._probed_ns = 0
-        self._tried_keys = 0
-        """Server keys of the context that the appliance does not have, since it was reached."""
+        self._refused = RefusedHandshakes(check_bootstrap(address), runtime.has_probes)
+        self.address = self._refused.address
         self._owner = owner
         self._refusal: ClientClosedError | None = None
         """The reason why it is not usable."""
@@ -152,9 +140,9 @@ class Connection:
         """A refusal that a retry cannot change: no common version, no permission for the socket."""
         self._was_ready = False
         self._protocol_error = ""
+        """The error of a peer at the address that is not an appliance."""
         self._quota_refusal = ""
         """The reason why the appliance has refused the last handshake for a quota."""
-        """The error of a peer at the address that is not an appliance."""
         self._open()
         fork.add(self)
 
@@ -284,14 +272,11 @@ class Connection:
             return False
         if not was_ready and session.state is _READY:
             self._failures = self._waited_since_ns = self._unanswered = 0
-            self._end_probe()
+            self._refused.on_accepted(session.server_keys)
             self._unready_since_ns = 0
             self._has_warned = False
             self._was_ready = True
             self._protocol_error = self._quota_refusal = ""
-            self._tried_keys = 0
-            if session.server_keys and self._credentials is not None:
-                self._learn_keys(self._credentials, session.server_keys)
         if response is None:
             return True
         if response.correlation_id == PUSH_CORRELATION_ID:
@@ -362,7 +347,7 @@ class Connection:
             retry_ns = (
                 self._reopen_at_ns
                 if self._socket is None
-                else min(self._handshake_deadline_ns(), self._probe_at_ns())
+                else min(self._handshake_deadline_ns(), self._refused.probe_at_ns(self._opened_ns))
             )
             return (
                 min(retry_ns, self._waited_since_ns + WARN_AFTER_NS)
@@ -398,8 +383,8 @@ class Connection:
                 self._unanswered += 1
                 self._close_socket()
                 self._reopen()
-            elif now_ns >= self._probe_at_ns():
-                self._probe_handshake(now_ns)
+            elif now_ns >= self._refused.probe_at_ns(self._opened_ns):
+                self._check_refusal(now_ns)
         elif self._pending:
             if now_ns - self._last_received_ns >= DEAD_AFTER_NS:
                 self._lose(ErrorCode.TIMED_OUT, "the appliance does not answer")
@@ -415,59 +400,16 @@ class Connection:
             HANDSHAKE_RETRY_NS << min(self._unanswered, HANDSHAKE_BACKOFF_DOUBLINGS)
         )
 
-    # ---- refused handshakes ----------------------------------------------------------------------
-
-    def _probe_at_ns(self) -> int:
-        """The time when the pending handshake is looked into next. NEVER_NS: it is not."""
-        if not self._runtime.has_probes:
-            return NEVER_NS
-        if self._probe is None:
-            is_done = self._probed_ns >= self._opened_ns
-            return NEVER_NS if is_done else self._opened_ns + PROBE_AFTER_NS
-        return self._probed_ns + PROBE_INTERVAL_NS
-
-    def _probe_handshake(self, now_ns: int) -> None:
-        """Find out whether the appliance refuses this client. A refusal is fatal."""
-        self._probed_ns = now_ns
-        if self._probe is None:
-            from tailrace.client.connections.handshake_probe import begin_probe
-
-            self._probe = begin_probe(self.address, self._credentials)
+    def _check_refusal(self, now_ns: int) -> None:
+        """Act on what is known about a handshake without a response. A refusal is fatal."""
+        reason = self._refused.refusal(now_ns)
+        if reason is None:
             return
-        reason = self._probe.refusal()
-        if reason is not None:
-            self._end_probe()
-            if self._tries_next_key(reason):
-                self._close_socket()
-                self._reopen()
-                return
+        if self._refused.tries_next_key(reason):
+            self._close_socket()
+            self._reopen()
+        else:
             self._lose(ErrorCode.NOT_AUTHENTICATED, f"{reason} ({self.address})")
-
-    def _tries_next_key(self, reason: str) -> bool:
-        """True if the appliance may have another server key of the context, which is tried now: it
-        rotates its key.
-        """
-        from tailrace.client.connections.handshake_probe import OTHER_SERVER
-
-        credentials = self._credentials
-        if reason != OTHER_SERVER or credentials is None:
-            return False
-        self._tried_keys += 1
-        if self._tried_keys >= len(credentials.server_keys):
-            return False
-        first, *others = credentials.server_keys
-        self._credentials = credentials._replace(server_keys=(*others, first))
-        return True
-
-    def _learn_keys(self, credentials: Credentials, server_keys: tuple[str, ...]) -> None:
-        from tailrace.client.connections.credentials import learn
-
-        self._credentials = learn(credentials, server_keys)
-
-    def _end_probe(self) -> None:
-        probe, self._probe = self._probe, None
-        if probe is not None:
-            probe.close()
 
     def _warn_unreachable(self, now_ns: int) -> None:
         """Log once that the client has waited for an appliance for WARN_AFTER_NS, not counting time
@@ -540,8 +482,8 @@ class Connection:
         self.opened_count += 1
         self._socket = (
             self._runtime.open_socket(self.address)
-            if self._credentials is None
-            else self._runtime.open_socket(self.address, self._credentials)
+            if self._refused.credentials is None
+            else self._runtime.open_socket(self.address, self._refused.credentials)
         )
         self.session = self._new_session()
         self._opened_ns = self._last_received_ns = self.now_ns()
@@ -569,7 +511,7 @@ class Connection:
 
     def _close_socket(self) -> None:
         # Out of reach first: a signal handler may raise afterwards, and the socket ends by itself.
-        self._end_probe()
+        self._refused.end_probe()
         socket, self._socket = self._socket, None
         if socket is not None:
             socket.close()
@@ -584,7 +526,6 @@ class Connection:
     def after_fork(self) -> None:
         """Stop being usable, in a child process. The socket is the parent's and stays open."""
         self._refusal = fork.forked_error(self._owner)
-        fork.keep_for_parent((self._socket, self._pending, self._probe))
+        fork.keep_for_parent((self._socket, self._pending, self._refused.release_probe()))
         self._socket = None
-        self._probe = None
         self._pending = {}

@@ -48,6 +48,8 @@ memory: larger frames begin at a multiple of 8, as Arrow needs.
 PARTS_MAX = 2**31 - 1
 """Frames of a message: as many as there are."""
 POLL_MAX_MS = 2**31 - 1
+NEVER_NS = 2**62
+"""A time of the monotonic clock that does not come."""
 FINE_BELOW_NS = 20_000_000
 """Sleeps below this use select(2), which is exact. poll(2) counts milliseconds, and one too many is
 a fifth of the default linger_ms.

@@ -19,12 +19,11 @@ from typing import Protocol
 
 from tailrace import kernel
 from tailrace.client.connections.connection import Connection
-from tailrace.client.connections.runtime import Runtime, sleep_on
+from tailrace.client.connections.runtime import NEVER_NS, Runtime, sleep_on
 from tailrace.core.log import logger
 from tailrace.producer.batches.accumulator import NS_PER_MS, RecordAccumulator
 from tailrace.producer.sending.caller_polling import CallerPolling
 
-NEVER_NS = 2**63 - 1
 FAILURES_MAX = 10
 """Consecutive unexpected errors after which the producer fails."""
 PAUSE_NS = 100 * NS_PER_MS

@@ -16,8 +16,9 @@ import zmq
 from netfront.socket.connections import MARK_BYTES, SWEEP_INTERVAL_NS, Connections, Limits
 from netfront.socket.flow_control import Credit
 from netfront.socket.message_socket import LENT_FROM_BYTES
-from netfront.socket.router import NEVER_NS, PARTS_MAX, Router, Security
+from netfront.socket.router import PARTS_MAX, Router, Security
 from shm.queues.doorbell import Doorbell
+from shm.runtime.timing_wheel import NEVER_NS
 from tailrace.protocol.frame import FRAMES_MAX
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 

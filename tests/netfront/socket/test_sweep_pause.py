@@ -7,9 +7,10 @@ import time
 import pytest
 
 from netfront.socket.connections import SWEEP_INTERVAL_NS, SWEEP_PEERS, Limits
-from netfront.socket.router import NEVER_NS, Router
+from netfront.socket.router import Router
 from netfront.socket.sweep_pause import SweepPause
 from shm.queues.doorbell import Doorbell
+from shm.runtime.timing_wheel import NEVER_NS
 from tests.kit.peers.raw_zmtp import RawPeer, frame
 from tests.kit.processes import wait_until
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tailrace.client.connections.connection import AWAY_AFTER_NS, NEVER_NS, Connection
-from tailrace.client.connections.runtime import Runtime
+from tailrace.client.connections.connection import AWAY_AFTER_NS, Connection
+from tailrace.client.connections.runtime import NEVER_NS, Runtime
 from tailrace.client.connections.steps import call_json_now
 from tailrace.format.crc32c import Readable
 from tailrace.protocol.frame import Api
