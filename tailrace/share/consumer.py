@@ -40,6 +40,7 @@ from tailrace.core.loop_end import is_broken_off
 from tailrace.core.records import Record
 from tailrace.core.validation import name_list, timeout_ms_of, whole
 from tailrace.share.delivery import NS_PER_MS
+from tailrace.share.leaving import leave
 from tailrace.share.poll_loop import SharePollLoop
 from tailrace.share.record import ShareRecord as ShareRecord
 from tailrace.share.settings import ShareConsumerOptions, ShareConsumerSettings
@@ -134,7 +135,7 @@ class ShareConsumer(FromContext, RenamedMethods):
     def unsubscribe(self) -> Steps[None]:
         """Leave the group. Acknowledgements are sent, and all other records are released."""
         self._connection.check_usable()
-        yield from self._poll_loop.leave()
+        yield from leave(self._poll_loop)
         self._poll_loop.forget()
 
     def subscription(self) -> set[str]:
@@ -285,7 +286,7 @@ class ShareConsumer(FromContext, RenamedMethods):
 
     def _closing(self) -> Steps[None]:
         """The steps of closing that wait."""
-        yield from self._poll_loop.leave()
+        yield from leave(self._poll_loop)
         yield from self._poll_loop.letters.close()
 
     def _end(self) -> None:

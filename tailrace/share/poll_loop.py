@@ -33,7 +33,6 @@ from tailrace.core.log import logger
 from tailrace.core.records import Record
 from tailrace.core.validation import name_list
 from tailrace.group.dead_letter_queue import DeadLetters, Producers
-from tailrace.group.heartbeat import LEAVE_STEP_NS, LEAVE_WAIT_NS
 from tailrace.group.membership import Phase
 from tailrace.protocol.frame import Api
 from tailrace.protocol.session import Response
@@ -53,7 +52,6 @@ ACKNOWLEDGE_AFTER_NS = 1_000 * NS_PER_MS
 """A loop sends its acknowledgements at least this often, and at least four times per lock
 duration.
 """
-CLOSE_COMMIT_MS = 5_000
 
 
 class SharePollLoop:
@@ -124,7 +122,7 @@ class SharePollLoop:
         names = list(dict.fromkeys(name_list("topics", topics)))
         if not names:
             raise InvalidRequestError("topics is empty; name one at least, or close the consumer")
-        self._on_recreated((yield from self.fetch_loop.lookup(names)))
+        self.on_recreated((yield from self.fetch_loop.lookup(names)))
         self.member.subscribe(names)
         self.subscribed = names
         self._acquire_at_ns = 0
@@ -194,7 +192,7 @@ class SharePollLoop:
             )
         self._note_refused()
 
-    def _on_recreated(self, names: list[str]) -> None:
+    def on_recreated(self, names: list[str]) -> None:
         """Topics were deleted and created again: the locks in the old ones are lost."""
         self.delivery.register()
         for name in names:
@@ -358,7 +356,7 @@ class SharePollLoop:
     def _lookup_and_repair(self) -> Steps[None]:
         """Look up unknown topics and schemas, and repair partitions that cannot be read."""
         if self.fetch_loop.needs_topics:
-            self._on_recreated((yield from self.fetch_loop.learn_topics()))
+            self.on_recreated((yield from self.fetch_loop.learn_topics()))
         yield from self.fetch_loop.learn_schemas()
         for acquired_ranges in self.fetch_loop.broken():
             yield from self.fetch_loop.repair(acquired_ranges)
@@ -447,14 +445,14 @@ class SharePollLoop:
         self.delivery.on_commit()
         deadline_ns = self.now_ns() + int(timeout_ms * NS_PER_MS)
         failure = yield from self.write_dead_letters(with_rejected=True)
-        yield from self._flush(deadline_ns)
+        yield from self.flush(deadline_ns)
         refused = self.requests.drain_failed()
         if refused is not None:
             raise refused
         if failure is not None:
             raise failure
 
-    def _flush(self, deadline_ns: int) -> Steps[None]:
+    def flush(self, deadline_ns: int) -> Steps[None]:
         """Send all acknowledgements and wait for the responses. Raises RequestTimeoutError, or the
         error of a response.
         """
@@ -499,80 +497,6 @@ class SharePollLoop:
         step_ns = self.requests.next_step_ns()
         # None: no request is in flight, and the next one begins now.
         return now_ns if step_ns is None else min(deadline_ns, step_ns)
-
-    # ---- the end ---------------------------------------------------------------------------------
-
-    def leave(self) -> Steps[None]:
-        """Send the acknowledgements, release unread records and leave the group, which releases all
-        other records.
-        """
-        if not self.connection.is_usable:
-            return
-        self.delivery.register()
-        self.delivery.release_unread(self.delivery.buffered.clear())
-        until_ns = self.now_ns() + CLOSE_COMMIT_MS * NS_PER_MS
-        try:
-            yield from self._until_ready(until_ns)
-            yield from self._release_ranges()
-            yield from self.write_dead_letters(with_rejected=True)
-            until_ns = self.now_ns() + CLOSE_COMMIT_MS * NS_PER_MS
-            yield from self._flush(until_ns)
-            # The response to a request in flight may have acquired more.
-            yield from self._release_ranges()
-            yield from self._flush(until_ns)
-        except TailraceError as error:
-            logger.warning(
-                "share_close_without_commit group=%s reason=%s: the records come again",
-                self.settings.group_id,
-                error,
-            )
-        refused = self.requests.drain_failed()
-        if refused is not None:
-            logger.warning(
-                "share_acknowledgements_refused group=%s %s", self.settings.group_id, refused.detail
-            )
-        self.member.leave()
-        until_ns = self.now_ns() + LEAVE_WAIT_NS
-        while (now_ns := self.now_ns()) < (wait_ns := self.member.leaves_until_ns(until_ns)):
-            yield Wait(self.member.wait_until_ns(min(wait_ns, now_ns + LEAVE_STEP_NS)))
-            self.connection.process()
-            self.member.heartbeat_step()
-
-    def _until_ready(self, until_ns: int) -> Steps[None]:
-        """Wait for the connection if the appliance is to be told something. An interrupted call has
-        given its socket up. Raises NotReachableError after `until_ns`.
-        """
-        connection = self.connection
-        while not connection.is_ready and self._has_unsent:
-            connection.process()
-            connection.tick(self.now_ns())
-            if self.connection.is_ready:
-                return
-            if connection.fatal is not None:
-                raise connection.fatal
-            now_ns = self.now_ns()
-            if now_ns >= until_ns:
-                raise NotReachableError(
-                    f"no appliance answers at {connection.address}{connection.peer_error_suffix()}"
-                )
-            wake_ns = min(until_ns, connection.next_tick_ns() or until_ns)
-            yield Wait(wake_ns) if wake_ns > now_ns else PAUSE
-
-    @property
-    def _has_unsent(self) -> bool:
-        """True if an acknowledgement, a release or a dead letter is not done."""
-        return (
-            self.requests.is_busy
-            or self.fetch_loop.has_ranges
-            or self.acknowledgements.has_acknowledged
-            or bool(self.undeliverable)
-        )
-
-    def _release_ranges(self) -> Steps[None]:
-        """Release the acquired ranges that were not read, also of topics that are not known yet."""
-        if self.fetch_loop.needs_topics:
-            self._on_recreated((yield from self.fetch_loop.learn_topics()))
-        self.delivery.release_unread(self.fetch_loop.forget_ranges())
 
     def forget(self) -> None:
         """Forget all records and the subscription, after leaving the group."""
