@@ -669,7 +669,12 @@ class PartitionLog:
             return False
         self.checkpoint(sync=True)  # none before the run was sealed may be the newest
         crash_point("flusher.before_swap")
-        segment_swap.write_intent(self._files, self.directory, run)
+        try:
+            segment_swap.write_intent(self._files, self.directory, run)
+        except OSError:
+            # Its name may be there although the sync failed: a start would carry it out.
+            self._swap = run if segment_swap.has_intent(self._files, self.directory) else None
+            raise
         self._swap = run
         crash_point("flusher.after_swap_intent")
         self.finish_swap()

@@ -8,13 +8,15 @@
     of the run are there or not
     checkpoints know the cleaned segment      the intent              removes the intent
 
-The swap is decided when swap.json is durable. It stays until both checkpoints know the cleaned
+The swap is decided when swap.json has its name. It stays until both checkpoints know the cleaned
 segment, because a checkpoint that names removed segments would report them as lost.
 
 Owner: the flusher. The cleaner writes the `.cleaned` files, synced, and nothing else.
 
 Invariants:
 - A partition has at most one intent.
+- No segment is changed before the intent is durable: it may have its name already when the sync of
+  the directory fails, or a kill comes before it.
 - Carrying out a swap again changes nothing.
 
 Crash: see the table.
@@ -79,7 +81,7 @@ class CleanedRun(NamedTuple):
 
 
 def write_intent(files: Files, directory: str, run: CleanedRun) -> None:
-    """Decide the swap, durably. Raises OSError."""
+    """Decide the swap, durably. Raises OSError; the swap is decided then, too, if `has_intent`."""
     content = {"format": FORMAT_VERSION, **run._asdict()}
     if not run.has_transactions:  # as format 1, which other builds can finish
         content["format"] = 1
@@ -87,11 +89,16 @@ def write_intent(files: Files, directory: str, run: CleanedRun) -> None:
     write_durably(files, directory, SWAP_FILE, checked_json.encode(content))
 
 
+def has_intent(files: Files, directory: str) -> bool:
+    """True if a swap is decided and not finished. Raises OSError."""
+    return files.exists(f"{directory}/{SWAP_FILE}")
+
+
 def read_intent(files: Files, directory: str) -> CleanedRun | None:
     """Return the swap that is decided and not finished, or None. Raises OSError."""
-    path = f"{directory}/{SWAP_FILE}"
-    if not files.exists(path):
+    if not has_intent(files, directory):
         return None
+    path = f"{directory}/{SWAP_FILE}"
     content: Any = checked_json.decode(read_whole(files, path))
     try:
         if not 1 <= content["format"] <= FORMAT_VERSION:
@@ -111,6 +118,7 @@ def carry_out(files: Files, directory: str, run: CleanedRun) -> None:
 
     The old index goes first: a reader that opens the cleaned segment finds its index or none.
     """
+    files.sync_directory(directory)  # the intent
     old_index = f"{directory}/{file_name(run.base, INDEX_SUFFIX)}"
     is_index_old = files.exists(f"{directory}/{file_name(run.base, CLEANED_INDEX_SUFFIX)}")
     if is_index_old and files.exists(old_index):

@@ -105,3 +105,39 @@ def test_an_unexpected_error_does_not_abandon_a_decided_swap(
         assert not is_swapping(log)
         assert log.files_version > version
         assert SWAP_FILE not in b.files.list("/data/t-0")
+
+
+def test_an_intent_whose_sync_has_failed_is_finished() -> None:
+    """Its name is in the directory: a start would carry it out, without the cleaned segment."""
+    disk = SimDisk()
+    with bench("/data", SimFiles(disk)) as b:
+        world = World(b, random.Random(7), compacted())
+        batches(world, 120)
+        for who in list(world.pending):
+            world.end(who, commits=True)
+        world.settle()
+        log = b.flusher._logs.all()[0]
+        intent = f"/data/t-0/{SWAP_FILE}"
+
+        def fails(operation: str, path: str) -> None:
+            if operation == "sync_directory" and path == "/data/t-0" and intent in disk.names:
+                raise OSError(errno.EIO, "injected", path)
+
+        disk.hook = fails
+        world.clean()
+        assert intent in disk.names
+        assert is_swapping(log)
+        assert cleaned_files(b.files), "they stay for the swap"
+        disk.hook = None
+        version = log.files_version
+        world.clean()
+        assert not is_swapping(log)
+        assert log.files_version > version
+        assert intent not in disk.names
+        assert not cleaned_files(b.files)
+        world.check()
+
+
+def cleaned_files(files: Any) -> list[str]:
+    names: list[str] = files.list("/data/t-0")
+    return [n for n in names if n.endswith((CLEANED_SUFFIX, CLEANED_INDEX_SUFFIX))]
