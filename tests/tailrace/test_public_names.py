@@ -25,6 +25,10 @@ tailrace.TopicPartition, tailrace.TailraceError, tailrace.Recurrence
 assert "zmq" not in sys.modules
 tailrace.Admin, tailrace.NewTopic("t", 2, {"retention.ms": "1d"})
 assert not {"pyarrow", "numpy", "pandas", "asyncio"} & set(sys.modules)
+tailrace.aio.AsyncAdmin
+assert not {"pyarrow", "numpy", "pandas"} & set(sys.modules)
+tailrace.aio.AsyncConsumer, tailrace.aio.AsyncProducer, tailrace.aio.AsyncTable
+assert "pandas" not in sys.modules
 """
 
 
@@ -50,6 +54,9 @@ def test_the_names_are_all_there_and_no_others() -> None:
         )
     for name, here in tailrace._EARLIER_NAMES.items():
         assert getattr(tailrace, name) is getattr(tailrace, here)
+    assert set(dir(tailrace.aio)) == set(tailrace.aio.__all__) == tailrace.aio._HOMES.keys()
+    for name in tailrace.aio.__all__:
+        assert getattr(tailrace.aio, name).__name__ == name
     assert issubclass(tailrace.ConsumerRebalanceListener, tailrace.RebalanceListener)
 
 
