@@ -208,6 +208,12 @@ class Settings:
         "Directories of the log. Each has a flusher and workers of its own, so give each disk "
         "one. The catalog is in the first.",
     )
+    drained_dirs: list[str] = setting(
+        [],
+        "Directories of `data_dirs` that get no new partitions while another one takes writes. "
+        "`tailrace disk drain` adds the one that it empties.",
+        live=True,
+    )
     cores: str | list[int] = setting(
         "auto",
         'Cores that workers are pinned to, one worker each: "auto" or a list such as [2, 3]. '

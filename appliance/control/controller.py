@@ -279,6 +279,9 @@ def build(
     catalog.slots.takes_writes = lambda number: host_view.takes_writes(
         publisher.placement.index_of(number)
     )
+    catalog.slots.is_drained = lambda number: host_view.is_drained(
+        publisher.placement.index_of(number)
+    )
     commands.begin_move = moves.begin
     description = ClusterDescription(
         topics, publisher, host_view, topic_bin, spec.instance, answer_max

@@ -91,10 +91,13 @@ class HostView:
         self._http_listen = http_listen
         self.memory: dict[str, Any] = {}
         """State of memory, as the supervisor publishes it (`use_settings`)."""
+        self._drained: set[str] = set()
+        """Real paths of `drained_dirs`."""
 
     def use_settings(self, settings: dict[str, Any]) -> None:
         """Use changed settings of the appliance."""
         self.reserve_bytes = int(settings["reserve_bytes"])
+        self._drained = {os.path.realpath(path) for path in settings.get("drained_dirs", [])}
         self.memory = {
             "is_short": bool(settings.get("memory.is_short")),
             "stalled_percent": float(settings.get("memory.stalled_percent", 0.0)),
@@ -186,11 +189,16 @@ class HostView:
             "total_bytes": total,
             "reserve_bytes": self.reserve_bytes,
             "state": state,
+            "drained": os.path.realpath(path) in self._drained,
         }
 
     def takes_writes(self, index: int) -> bool:
         """False if a data directory is full or lost."""
         return not self._control.process(Role.FLUSHER, index).load(ProcessWord.DISK_FULL)
+
+    def is_drained(self, index: int) -> bool:
+        """True if a data directory is to get no new partitions."""
+        return os.path.realpath(self._data_dirs[index]) in self._drained
 
     def dir_paths(self) -> list[str]:
         """The data directories of this run, in its order."""

@@ -145,5 +145,6 @@ class ProcessSpecs:
             "cleaner.io.max.bytes.per.second": s.cleaner_io_max_bytes_per_second,
             "log_level": s.log_level, "log_format": s.log_format,
             "slow_operation_ms": s.slow_operation_ms, "quotas": s.quotas,
+            "drained_dirs": s.drained_dirs,
             "audit": s.audit_settings(),
         }  # fmt: skip

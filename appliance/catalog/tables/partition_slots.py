@@ -46,6 +46,10 @@ class PartitionSlots:
         """False for the number of a data directory whose disk is gone or full: it gets no new
         partitions while another one takes writes.
         """
+        self.is_drained: Callable[[int], bool] = lambda _number: False
+        """True for the number of a data directory that is being emptied: it gets no new partitions
+        while another one takes writes.
+        """
         database.executescript(_TABLE)
         self.used: set[int] = set()
         self.reload()
@@ -122,6 +126,7 @@ class PartitionSlots:
         usable = self._usable
         if len(usable) > 1:
             usable = [number for number in usable if self.takes_writes(number)] or usable
+            usable = [number for number in usable if not self.is_drained(number)] or usable
         counts: Counter[int] = Counter(dict.fromkeys(usable, 0))
         if len(usable) > 1:
             counts.update(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from typing import Any
 
 import click
 
 from appliance.cli.commands.storage.partition import (
     Place,
+    known_directory,
     move_partition,
     places,
     rate_of,
@@ -19,7 +21,10 @@ from appliance.cli.options.shared import bootstrap_option, connect, json_option
 from appliance.cli.output import counted, echo, human_bytes, print_json, print_table
 from appliance.data.partition_copy import Pace
 from tailrace.admin.admin import Admin
+from tailrace.admin.configs import BROKER, ConfigResource
 from tailrace.core.errors import TailraceError
+
+_DRAINED = "drained_dirs"
 
 
 @click.group()
@@ -52,7 +57,7 @@ def list_(data_dir: str | None, bootstrap: str, as_json: bool) -> None:
         {
             "path": row["path"], "partitions": counts[os.path.realpath(row["path"])],
             "free_bytes": row["free_bytes"], "total_bytes": row["total_bytes"],
-            "state": row["state"],
+            "state": row["state"], "drained": row["drained"],
         }
         for row in rows
     ]  # fmt: skip
@@ -67,7 +72,7 @@ def list_(data_dir: str | None, bootstrap: str, as_json: bool) -> None:
                     row["partitions"],
                     human_bytes(row["free_bytes"]),
                     human_bytes(row["total_bytes"]),
-                    row["state"],
+                    f"{row['state']}, drained" if row["drained"] else row["state"],
                 ]
                 for row in listed
             ],
@@ -76,6 +81,7 @@ def list_(data_dir: str | None, bootstrap: str, as_json: bool) -> None:
 
 @command.command()
 @click.argument("directory", type=click.Path(file_okay=False))
+@click.option("--cancel", is_flag=True, help="Let DIRECTORY have new partitions again.")
 @rate_option
 @data_dir_option
 @bootstrap_option
@@ -84,22 +90,32 @@ def list_(data_dir: str | None, bootstrap: str, as_json: bool) -> None:
 def drain(
     ctx: click.Context,
     directory: str,
+    cancel: bool,
     rate: str,
     data_dir: str | None,
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Move all partitions of DIRECTORY to the others, each to that with the most free space. When
-    it is empty, take it out of data_dirs and restart; until then new topics may use it.
+    """Move all partitions of DIRECTORY to the others, each to that with the most free space. From
+    the beginning on it gets no new partitions (setting drained_dirs). When it is empty, take it out
+    of data_dirs and restart, or let it have partitions again with --cancel.
 
     \b
     Example:
       tailrace disk drain /disk1/tailrace
+      tailrace disk drain /disk1/tailrace --cancel
     """
     pace = Pace(rate_of(rate))
-    first = control_directory(data_dir, bootstrap)
-    moved, failed = [], []
     with connect(bootstrap) as admin:
+        path = known_directory(admin, directory)
+        if cancel:
+            _set_drained(admin, path, is_drained=False)
+            echo(f"{path} gets new partitions again")
+            return
+        first = control_directory(data_dir, bootstrap)
+        _others(admin, directory)
+        _set_drained(admin, path, is_drained=True)
+        moved, failed = [], []
         tried: set[str] = set()
         while left := [
             place
@@ -123,20 +139,42 @@ def drain(
         echo(
             f"{counted(len(moved), 'partition')} moved from {directory}"
             + (f", {counted(len(failed), 'partition')} left" if failed else "")
+            + "; it gets no new ones: take it out of data_dirs and restart, or use it again with "
+            "--cancel"
         )
     ctx.exit(1 if failed else 0)
 
 
-def _move_to_emptiest(admin: Admin, place: Place, directory: str, pace: Pace) -> None:
-    """Raises ClickException, TailraceError."""
+def _set_drained(admin: Admin, path: str, *, is_drained: bool) -> None:
+    """Add a data directory to `drained_dirs`, or remove it. Raises TailraceError."""
+    broker = ConfigResource(BROKER)
+    known = [str(each) for each in admin.describe_configs(broker)[broker][_DRAINED].value]
+    kept = [each for each in known if os.path.realpath(each) != os.path.realpath(path)]
+    drained = [*kept, path] if is_drained else kept
+    if len(drained) != len(known):
+        admin.alter_configs({broker: {_DRAINED: drained}})
+
+
+def _others(admin: Admin, directory: str) -> list[dict[str, Any]]:
+    """The other data directories that take writes, without those that are drained. Raises
+    ClickException if there is none.
+    """
     others = [
         row
         for row in admin.describe_cluster()["data_dirs"]
-        if os.path.realpath(row["path"]) != os.path.realpath(directory) and row["state"] == "OK"
+        if os.path.realpath(row["path"]) != os.path.realpath(directory)
+        and row["state"] == "OK"
+        and not row["drained"]
     ]
     if not others:
         raise click.ClickException(
-            "there is no other data directory that takes writes: list one in data_dirs and restart"
+            "there is no other data directory that takes writes and is not drained: list one in "
+            "data_dirs and restart"
         )
-    target = max(others, key=lambda row: int(row["free_bytes"]))
+    return others
+
+
+def _move_to_emptiest(admin: Admin, place: Place, directory: str, pace: Pace) -> None:
+    """Raises ClickException, TailraceError."""
+    target = max(_others(admin, directory), key=lambda row: int(row["free_bytes"]))
     move_partition(admin, place, str(target["path"]), pace)
