@@ -19,10 +19,12 @@ Invariants:
 - Nothing is appended in two places: the former worker is closed before the copy is complete, and
   the new one opens what the decision names.
 - The former files are removed when the partition is open in its new place, the readers know it, the
-  leases of then have ended, and so have the transactions that were open in it. The end of the
-  former slot has the coordinator forget the decisions that came while the partition was closed.
+  leases of then have ended, and so have the transactions that were open in it. Until then its
+  former worker, and each successor of it, has the partition closed: it keeps the coordinator from
+  forgetting the decisions that came while the partition was closed.
 
-Bounds: MOVES_MAX partitions at once. One that is not copied within CLOSED_MAX_NS stays.
+Bounds: MOVES_MAX partitions at once are closing or arriving. One that is not copied within
+CLOSED_MAX_NS stays.
 
 Crash: a successor opens a closed partition where it is, and goes on from `arriving`.
 """
@@ -57,7 +59,9 @@ KEPT_NS = 5_000_000_000
 begun.
 """
 LEASES_MAX_NS = 3_600_000_000_000
-"""Longest wait for readers' leases, and for the end of transactions."""
+"""Longest wait for readers' leases."""
+WAITS_FOR_READERS = "readers need the former files"
+WAITS_FOR_TRANSACTIONS = "transactions that were open when it moved have not ended there"
 REPEAT_NS = 5_000_000_000
 
 Key = tuple[bytes, int]
@@ -82,6 +86,8 @@ class _Move:
     """Left: end of the log at its arrival. A transaction that was open then begins below."""
     leases: set[str] = field(default_factory=set)
     """Leases of readers that may have begun with the former files."""
+    waits_for: str = ""
+    """Left: why the former files are still there."""
     sent_ns: int = 0
 
     @property
@@ -117,6 +123,7 @@ class PartitionMoves:
         """The last moves that did not come about, for descriptions."""
         for row in self._moved.all():
             self._resume(row)
+        publisher.former_places = self._former_places
 
     @property
     def is_waiting(self) -> bool:
@@ -142,10 +149,20 @@ class PartitionMoves:
                     "topic": each.name, "partition": each.partition, "state": each.state,
                     "from": "" if former is None else paths[former],
                     "to": paths[each.target] if each.target >= 0 else self._place_of(each),
-                    "reason": "",
+                    "reason": each.waits_for,
                 }
             )  # fmt: skip
         return [*rows, *self._failed.values()]
+
+    def _former_places(self) -> list[tuple[Topic, PartitionRow]]:
+        """See `MetadataPublisher.former_places`."""
+        found = []
+        for each in self._moves.values():
+            topic = self._topic_of(each)
+            is_configured = self._publisher.placement.known_dir_index(each.former) is not None
+            if topic is not None and each.state != "closing" and not each.sent_ns and is_configured:
+                found.append((topic, each.former))
+        return found
 
     def _place_of(self, each: _Move) -> str:
         topic = self._topic_of(each)
@@ -189,7 +206,7 @@ class PartitionMoves:
                 ErrorCode.NOT_READY,
             )
         target = self._target(topic, row, path)
-        if len(self._moves) >= MOVES_MAX:
+        if sum(each.state != "left" for each in self._moves.values()) >= MOVES_MAX:
             raise TailraceError(
                 f"{MOVES_MAX} partitions are moving, which is the limit; try again in a moment",
                 ErrorCode.NOT_READY,
@@ -354,12 +371,10 @@ class PartitionMoves:
         if each.sent_ns and state.state is SlotState.DELETED and state.topic_id == each.topic_id:
             self._forget(each)
             return 1
-        is_needed = self._now_ns < each.until_ns + LEASES_MAX_NS and (
-            bool(each.leases & self._leases.names_of(*each.key)) or self._has_open(each)
-        )
+        each.waits_for = self._reason_to_wait(each)
         if (
             self._now_ns < max(each.until_ns, each.sent_ns + REPEAT_NS if each.sent_ns else 0)
-            or is_needed
+            or each.waits_for
             or not self._publisher.have_readers_caught_up()
         ):
             return 0
@@ -368,6 +383,14 @@ class PartitionMoves:
         self._publisher.publish_left(shown, each.former)
         each.sent_ns = self._now_ns
         return 1
+
+    def _reason_to_wait(self, each: _Move) -> str:
+        """Why the former files of a partition stay; empty: they may go."""
+        if self._has_open(each):
+            return WAITS_FOR_TRANSACTIONS
+        has_lease = bool(each.leases & self._leases.names_of(*each.key))
+        is_late = self._now_ns >= each.until_ns + LEASES_MAX_NS
+        return WAITS_FOR_READERS if has_lease and not is_late else ""
 
     def _has_open(self, each: _Move) -> bool:
         """True if a transaction that was open at the arrival has not ended in the new place. Its

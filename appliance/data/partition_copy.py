@@ -111,6 +111,12 @@ class PartitionCopy:
         checked_json.replace(f"{self._place}/{COPIED_FILE}", checked_json.encode(self._copied))
         return copied
 
+    def discard(self) -> None:
+        """Remove what was copied. Raises OSError."""
+        for name in os.listdir(self._place):
+            os.unlink(f"{self._place}/{name}")
+        self._copied = {}
+
     def _copy(self, name: str, advance: Callable[[int], None], *, grows: bool) -> int:
         source = os.open(f"{self._directory}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:

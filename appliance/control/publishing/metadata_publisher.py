@@ -84,6 +84,8 @@ class MetadataPublisher:
         """Closed partitions: (topic id, partition) -> (directory that it moves to, name of the
         move).
         """
+        self.former_places: Callable[[], list[tuple[Topic, PartitionRow]]] = list
+        """(topic, former row) of partitions that have moved, and whose former slots are in use."""
         self.feed_leases: Callable[[LaneSender], None] = lambda _out: None
         """Sends a flusher every lease: before FED, so that retention waits for them."""
         self.feed_rights: Callable[[LaneSender], None] = lambda _out: None
@@ -228,6 +230,8 @@ class MetadataPublisher:
                         out.put(LaneKind.ASSIGN, assignment, flags=REPLAY)
             going = [topic for topic in self._topics.values() if topic.is_going_to_bin]
             self._feed_going(out, going)
+            if out.role is Role.WORKER:
+                self._feed_former(out)
             if out.role is Role.FLUSHER:
                 self.feed_leases(out)
             if out.role is Role.FRONT:
@@ -250,6 +254,26 @@ class MetadataPublisher:
             if out.role is Role.FRONT:
                 verifies = self.verifies_passwords(out)
                 out.put(LaneKind.RIGHTS, with_credentials if verifies else change)
+
+    def _feed_former(self, out: LaneSender) -> None:
+        """Feed a worker the partitions that have moved away, closed: it keeps the decisions about
+        transactions that were open there from being forgotten (docs/adr/0059).
+        """
+        for topic, former in self.former_places():
+            worker = self._former_worker(topic, former)
+            if worker != out.index:
+                continue
+            data_dir = self.placement.dir_index(former)
+            for assignment in self._assignments(topic):
+                if assignment.partition == former.partition:
+                    closed = replace(
+                        assignment, slot=former.slot, worker=worker, data_dir=data_dir,
+                        undeleted=False, departing="moved", move="",
+                    )  # fmt: skip
+                    out.put(LaneKind.ASSIGN, closed, flags=REPLAY)
+
+    def _former_worker(self, topic: Topic, former: PartitionRow) -> int:
+        return self.placement.worker_of(topic._replace(given={}, delay_of=b""), former)
 
     def _feed_going(self, out: LaneSender, going: list[Topic]) -> None:
         """Feed the topics that are on their way to the bin. Worker and flusher open them, to
@@ -310,7 +334,7 @@ class MetadataPublisher:
         """Queue the end of a partition in its former place for its worker there, which passes it on
         to the flusher: it removes the files.
         """
-        worker = self.placement.worker_of(topic._replace(given={}, delay_of=b""), row)
+        worker = self._former_worker(topic, row)
         dropped = Assignment(
             topic=topic.name, topic_id=topic.topic_id, partition=row.partition, partition_count=0,
             slot=row.slot, version=topic.version, worker=worker, front=0,

@@ -7,7 +7,12 @@ from typing import Any
 
 from appliance.catalog.moved_partitions import MovedPartition
 from appliance.catalog.rows import PartitionRow, Topic
-from appliance.control.partition_moves import KEPT_NS, LEASES_MAX_NS, PartitionMoves
+from appliance.control.partition_moves import (
+    KEPT_NS,
+    LEASES_MAX_NS,
+    WAITS_FOR_TRANSACTIONS,
+    PartitionMoves,
+)
 from shm.memory.layout import RegionKind, SlotState, TableLayout
 from shm.tables.partition_table import PartitionState, PartitionTable
 from tests.kit.memory import simulated
@@ -33,11 +38,15 @@ class Arrived:
             have_readers_caught_up=lambda: True,
             publish_left=lambda _, row: self.left.append(row),
         )
+        self.publisher = publisher
         moved = MovedPartition(TOPIC_ID, 0, "t", FORMER.data_dir, FORMER.slot, True)
         rows: Any = SimpleNamespace(all=lambda: [moved])
         leases: Any = SimpleNamespace(names_of=lambda *_: set(self.leases))
         unused: Any = None
-        self.moves = PartitionMoves(unused, rows, self.topics, publisher, unused, leases, unused, 0)
+        host_view: Any = SimpleNamespace(dir_paths=lambda: ["first", "second"])
+        self.moves = PartitionMoves(
+            unused, rows, self.topics, publisher, unused, leases, host_view, 0
+        )
         self.moves.step(1)
 
     def show(self, slot: int, *, end: int, stable: int) -> None:
@@ -74,15 +83,27 @@ def test_the_former_slot_stays_until_transactions_of_the_move_have_ended() -> No
     assert arrived.left == [FORMER]
 
 
-def test_the_former_slot_does_not_wait_for_ever_or_for_a_deleted_topic() -> None:
+def test_the_former_slot_waits_for_transactions_without_end_and_not_for_a_deleted_topic() -> None:
     arrived = Arrived()
-    arrived.leases.clear()
-    arrived.moves.step(LEASES_MAX_NS)
+    arrived.moves.step(2 * LEASES_MAX_NS)
     assert not arrived.left
-    arrived.moves.step(LEASES_MAX_NS + 2 * KEPT_NS)
-    assert arrived.left == [FORMER]
+    assert arrived.moves.described()[0]["reason"] == WAITS_FOR_TRANSACTIONS
+    arrived.show(PRESENT.slot, end=20, stable=20)
+    arrived.moves.step(2 * LEASES_MAX_NS + KEPT_NS)
+    assert arrived.left == [FORMER], "a lease does not keep it for ever"
     arrived = Arrived()
     arrived.leases.clear()
     del arrived.topics["t"]
     arrived.moves.step(2 * KEPT_NS)
     assert arrived.left == [FORMER]
+
+
+def test_the_former_place_is_fed_to_its_worker_until_its_end_is_sent() -> None:
+    arrived = Arrived()
+    arrived.leases.clear()
+    places = arrived.publisher.former_places
+    assert [(topic.name, row) for topic, row in places()] == [("t", FORMER)]
+    arrived.show(PRESENT.slot, end=10, stable=10)
+    arrived.moves.step(2 * KEPT_NS)
+    assert arrived.left == [FORMER]
+    assert not places()

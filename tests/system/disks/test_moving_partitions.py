@@ -10,32 +10,31 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-import orjson
 import psutil
 import pytest
 
 from shm.crash_points import CRASH_POINT_VARIABLE, CRASH_POINTS
-from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
+from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.core.errors import InvalidRequestError, TailraceError
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.appliances.killed_directories import start
+from tests.kit.appliances.moves import (
+    Addressed,
+    await_removal,
+    create,
+    directories,
+    move,
+    numbers,
+    produce,
+    where,
+)
 from tests.kit.cli import run
 from tests.kit.matrices import short
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 
-SEGMENT_BYTES = 1 << 20
 POINTS = [name for name in CRASH_POINTS if name.startswith("move.")]
-
-
-class Addressed(Protocol):
-    """An appliance of a test."""
-
-    @property
-    def address(self) -> str: ...
-    @property
-    def data_dir(self) -> str: ...
 
 
 class Armed(NamedTuple):
@@ -51,58 +50,6 @@ def appliance(tmp_path: pathlib.Path) -> Iterator[EmbeddedAppliance]:
     running = start(tmp_path / "data", data_dirs=directories(tmp_path))
     yield running
     assert running.stop() == 0
-
-
-def directories(tmp_path: pathlib.Path) -> str:
-    return f"{tmp_path}/data,{tmp_path}/second"
-
-
-def create(appliance: Addressed, name: str = "orders", partitions: int = 1) -> None:
-    with Admin(appliance.address) as admin:
-        admin.create_topics([NewTopic(name, partitions, {"segment.bytes": SEGMENT_BYTES})])
-
-
-def produce(appliance: Addressed, values: range, size: int = 1_000) -> None:
-    with Producer(appliance.address) as producer:
-        handles = [
-            producer.send("orders", b"%d" % number + bytes(size), partition=0) for number in values
-        ]
-        for handle in handles:
-            handle.result(HANG_LIMIT_S)
-
-
-def numbers(appliance: Addressed, topic: str = "orders") -> list[int]:
-    """The numbers of partition 0, in order; offsets have no gap but those of markers."""
-    key = TopicPartition(topic, 0)
-    with Consumer(bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
-        end = consumer.end_offsets([key])[key]
-        consumer.assign([key])
-        found = []
-        while consumer.position(key) < end:
-            found += [int(r.value.rstrip(b"\0")) for r in consumer.poll(timeout_ms=1_000)]
-    return found
-
-
-def where(appliance: Addressed, topic: str = "orders") -> str:
-    """Name of the data directory of partition 0."""
-    rows = orjson.loads(
-        run(None, "partition", "list", "--json", "--data-dir", appliance.data_dir,
-            "--bootstrap", appliance.address).stdout
-    )  # fmt: skip
-    [found] = [row for row in rows if (row["topic"], row["partition"]) == (topic, 0)]
-    return pathlib.Path(found["data_dir"]).name
-
-
-def move(appliance: Addressed, target: pathlib.Path, *options: str, status: int | None = 0) -> str:
-    done = run(
-        None, "partition", "move", "orders:0", "--to", str(target), "--data-dir",
-        appliance.data_dir, "--bootstrap", appliance.address, *options, status=status,
-    )  # fmt: skip
-    return done.stderr.decode()
-
-
-def await_removal(directory: pathlib.Path) -> None:
-    wait_until(lambda: not directory.exists(), f"{directory} is removed")
 
 
 @pytest.mark.slow_because("the former files are kept for 5 s, twice")
@@ -213,6 +160,11 @@ def test_a_drained_directory_is_empty_and_the_appliance_starts_without_it(
         "--bootstrap", running.address,
     )  # fmt: skip
     assert b"2 partitions moved" in done.stderr
+    with Admin(running.address) as admin:
+        admin.create_topics([NewTopic("new", 2)])
+    assert len(list((tmp_path / "data").glob("new-*"))) == 2, "it gets no new partitions"
+    rows = run(None, "disk", "list", "--data-dir", running.data_dir, "--bootstrap", running.address)
+    assert b"OK, drained" in rows.stdout
     assert running.stop() == 0
     again = start(tmp_path / "data")
     try:
@@ -224,6 +176,25 @@ def test_a_drained_directory_is_empty_and_the_appliance_starts_without_it(
         assert sorted(found) == list(range(40))
     finally:
         assert again.stop() == 0
+
+
+def test_a_directory_whose_drain_is_cancelled_gets_partitions_again(
+    appliance: EmbeddedAppliance, tmp_path: pathlib.Path
+) -> None:
+    options = "--data-dir", appliance.data_dir, "--bootstrap", appliance.address
+    second = str(tmp_path / "second")
+    with Admin(appliance.address) as admin:
+        run(None, "disk", "drain", second, *options)
+        done = run(None, "disk", "drain", str(tmp_path / "data"), *options, status=1)
+        assert b"no other data directory" in done.stderr
+        admin.create_topics([NewTopic("one", 2)])
+        run(None, "disk", "drain", second, "--cancel", *options)
+        admin.create_topics([NewTopic("two", 2)])
+        done = run(None, "disk", "drain", str(tmp_path / "third"), *options, status=1)
+        assert b"no data directory of this appliance" in done.stderr
+    names = {path.name for path in (tmp_path / "second").iterdir()}
+    assert "two-0" in names
+    assert not [name for name in names if name.startswith("one")]
 
 
 @contextmanager

@@ -7,6 +7,9 @@ import fcntl
 import logging
 import os
 import pathlib
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -14,7 +17,9 @@ import pytest
 from appliance.data import partition_copy
 from appliance.data.partition_copy import CopyInUseError, Pace
 from shm.messages.lane_messages import Assignment
-from tailrace.format.directory.data_dir import bin_name
+from tailrace.format.crc32c import Readable
+from tailrace.format.directory.data_dir import ARRIVAL_FILE, bin_name
+from tailrace.format.segments.segment import INDEX_SUFFIX, file_name
 from tests.kit.batches import TIME_US, TOPIC_ID, make_batch, stamped
 from tests.kit.log_files.logs import assignment, bench
 from workers.log.files import departure
@@ -175,3 +180,104 @@ def test_a_log_that_cannot_be_synced_stays(
             b.settle()
     assert "partition_not_moved" in caplog.text
     assert not (tmp_path / "target" / "bin" / NAME).exists()
+
+
+class FailsOnce(DiskFiles):
+    """Files of which one change in the target directory fails."""
+
+    def __init__(self, number: int, error: int) -> None:
+        self.left, self._error = number, error
+
+    def _touch(self, path: str) -> None:
+        if "/target" in path:
+            self.left -= 1
+            if self.left == -1:
+                raise OSError(self._error, os.strerror(self._error), path)
+
+    def open_for_write(self, path: str, *, exclusive: bool = False) -> int:
+        self._touch(path)
+        return super().open_for_write(path, exclusive=exclusive)
+
+    def write_at(self, fd: int, pieces: Sequence[Readable], position: int) -> None:
+        self._touch(os.readlink(f"/proc/self/fd/{fd}"))
+        super().write_at(fd, pieces, position)
+
+    def truncate(self, fd: int, length: int) -> None:
+        self._touch(os.readlink(f"/proc/self/fd/{fd}"))
+        super().truncate(fd, length)
+
+    def sync_data(self, fd: int) -> None:
+        self._touch(os.readlink(f"/proc/self/fd/{fd}"))
+        super().sync_data(fd)
+
+    def sync_directory(self, path: str) -> None:
+        self._touch(path)
+        super().sync_directory(path)
+
+    def make_directory(self, path: str) -> None:
+        self._touch(path)
+        super().make_directory(path)
+
+    def rename(self, source: str, target: str) -> None:
+        self._touch(source)
+        super().rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        self._touch(path)
+        super().unlink(path)
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EROFS])
+def test_a_target_that_fails_at_any_step_leaves_the_log_and_the_next_move_is_complete(
+    tmp_path: pathlib.Path, error: int
+) -> None:
+    segment = written(tmp_path, 3)
+    before = {path.name: path.read_bytes() for path in segment.parent.iterdir()}
+    target = tmp_path / "target"
+    for number in range(200):
+        files = FailsOnce(number, error)
+        with suppress(OSError):
+            departure.complete_copy(files, str(segment.parent), departing(target))
+        if files.left >= 0:
+            break  # no step is left to fail
+        assert not (target / "bin" / NAME / ARRIVAL_FILE).exists(), "it is not taken for complete"
+        if error == errno.ENOSPC:
+            assert not list((target / "moving").glob("*/*.arrows")), "no space is kept"
+        assert {path.name: path.read_bytes() for path in segment.parent.iterdir()} == before
+        complete(segment, tmp_path)  # the next move
+        arrived = target / "bin" / NAME
+        assert {n: (arrived / n).read_bytes() for n in before} == before
+        shutil.rmtree(target)
+        target.mkdir()
+    else:
+        raise AssertionError("a copy has not so many steps")
+
+
+def test_a_swap_between_a_segment_and_its_index_is_copied_anew(tmp_path: pathlib.Path) -> None:
+    """The mover copies them one after the other: it has the former segment, and the new index."""
+    segment = written(tmp_path, 1)
+    directory = segment.parent
+    first, second = (
+        file_name(1_000),
+        file_name(2_000),
+    )  # which sort behind: they are the sealed ones
+    for name in (first, file_name(1_000, INDEX_SUFFIX), second):
+        (directory / name).write_bytes(b"former " + name.encode())
+
+    moving = tmp_path / "target" / "moving" / NAME
+
+    def swap(_: int) -> None:
+        is_former = (directory / first).read_bytes().startswith(b"former")
+        if is_former and (moving / first).exists():
+            for name in (first, file_name(1_000, INDEX_SUFFIX)):
+                (directory / "new").write_bytes(b"cleaned " + name.encode())
+                (directory / "new").rename(directory / name)
+
+    with partition_copy.opened(str(directory), str(tmp_path / "target"), TOPIC_ID, 0, Pace(0)) as m:
+        m.catch_up(swap)
+    assert (moving / first).read_bytes().startswith(b"former")
+    assert (moving / file_name(1_000, INDEX_SUFFIX)).read_bytes().startswith(b"cleaned")
+    complete(segment, tmp_path)
+    arrived = tmp_path / "target" / "bin" / NAME
+    for name in (first, file_name(1_000, INDEX_SUFFIX), second, segment.name):
+        assert (arrived / name).read_bytes() == (directory / name).read_bytes()

@@ -2,8 +2,8 @@
 
     <target>/moving/<topic id>-<partition>    the copy that `tailrace partition move` makes while
                                               the log is written, with `copied.json`
-    <target>/bin/<topic id>-<partition>       the complete copy, with its move's name in
-                                              ARRIVAL_FILE: one rename, the last step
+    <target>/bin/<topic id>-<partition>       the complete copy, by one rename; then its move's
+                                              name in ARRIVAL_FILE, the last step
 
 The partition arrives as a deleted topic comes back from the bin (docs/adr/0059).
 
@@ -16,7 +16,9 @@ Invariants:
   and time; of an active segment its beginning, if it was copied in this boot and the last batch
   that was copied is there still. After a power loss or a cut the segment may have other batches.
 - Nobody else writes to the copy: it is locked until it has its name.
-- The complete copy is synced before it has its name.
+- The complete copy and its name are durable before ARRIVAL_FILE is there: the controller decides
+  by that file, and power may be lost then.
+- A copy for which there is no space is removed: the directory has partitions of its own.
 
 Crash: the partition is where it was. Copies that no decision followed are replaced by the next try.
 """
@@ -27,7 +29,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from shm.crash_points import crash_point
@@ -42,6 +44,7 @@ from tailrace.format.directory.data_dir import (
     arrival_content,
     bin_name,
 )
+from tailrace.format.directory.files import NO_SPACE
 from tailrace.format.segments.segment import SEGMENT_SUFFIX
 from workers.log.files.active_segment import UNFINISHED_SUFFIX
 from workers.segment.files import Files, read_whole, remove_tree
@@ -65,16 +68,30 @@ def complete_copy(files: Files, directory: str, assignment: Assignment) -> int:
         if not files.exists(path):
             files.make_directory(path)
     with _locked(f"{moving}/{name}"):
-        copied = _copy_missing(files, directory, f"{moving}/{name}")
-        _write(files, f"{moving}/{name}/{ARRIVAL_FILE}", arrival_content(assignment.move))
-        files.sync_directory(f"{moving}/{name}")
-        crash_point("move.copied")
-        remove_tree(files, f"{kept}/{name}")
-        files.rename(f"{moving}/{name}", f"{kept}/{name}")
-    for path in (kept, moving, target):
-        files.sync_directory(path)
+        try:
+            copied = _copy_missing(files, directory, f"{moving}/{name}")
+            files.sync_directory(f"{moving}/{name}")
+            crash_point("move.copied")
+            remove_tree(files, f"{kept}/{name}")
+            files.rename(f"{moving}/{name}", f"{kept}/{name}")
+            for path in (kept, moving, target):
+                files.sync_directory(path)
+            _write(files, f"{kept}/{name}/{ARRIVAL_FILE}", arrival_content(assignment.move))
+        except OSError as error:
+            _give_up(files, f"{kept}/{name}")
+            if error.errno in NO_SPACE:
+                _give_up(files, f"{moving}/{name}")
+            raise
     crash_point("move.complete")
     return copied
+
+
+def _give_up(files: Files, copy: str) -> None:
+    """Remove a copy. What cannot be removed is replaced by the next move."""
+    with suppress(OSError):
+        files.unlink(f"{copy}/{ARRIVAL_FILE}")
+    with suppress(OSError):
+        remove_tree(files, copy)
 
 
 @contextmanager

@@ -18,6 +18,8 @@ from tailrace.admin.admin import Admin
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError
 from tailrace.core.units import bytes_of
+from tailrace.format.directory.data_dir import MOVING_DIRECTORY, bin_name
+from tailrace.format.directory.files import NO_SPACE
 
 CLOSE_BYTES = 8 << 20
 """A partition is closed when its copy lacks less than this."""
@@ -25,7 +27,7 @@ PASSES_MAX = 20
 POLL_S = 0.05
 CLOSE_TIMEOUT_S = 60.0
 ARRIVAL_TIMEOUT_S = 120.0
-STAYS = "it stays where it was, and its copy is used by the next try"
+STAYS = "it stays where it was"
 
 
 class Place(NamedTuple):
@@ -100,12 +102,15 @@ def list_(data_dir: str | None, bootstrap: str, as_json: bool) -> None:
     directory = control_directory(data_dir, bootstrap)
     with connect(bootstrap) as admin:
         moves = admin.describe_cluster().get("moves", [])
-    states = {(each["topic"], each["partition"]): each["state"] for each in moves}
+    states = {(each["topic"], each["partition"]): each for each in moves}
     rows = [
         {
             "topic": place.found.topic, "partition": place.found.partition,
             "data_dir": place.data_dir,
-            "state": states.get((place.found.topic, place.found.partition), ""),
+            **{
+                key: states.get((place.found.topic, place.found.partition), {}).get(key, "")
+                for key in ("state", "reason")
+            },
         }
         for place in places(directory)
     ]  # fmt: skip
@@ -113,7 +118,8 @@ def list_(data_dir: str | None, bootstrap: str, as_json: bool) -> None:
         print_json(rows)
     else:
         print_table(
-            ["TOPIC", "PARTITION", "DATA DIRECTORY", "MOVE"], [list(row.values()) for row in rows]
+            ["TOPIC", "PARTITION", "DATA DIRECTORY", "MOVE", "REASON"],
+            [list(row.values()) for row in rows],
         )
 
 
@@ -172,19 +178,25 @@ def move_partition(admin: Admin, place: Place, target: str, pace: Pace) -> tuple
     closed and the seconds that it took no writes. Raises ClickException, TailraceError.
     """
     found = place.found
-    path = _known_directory(admin, target)
+    path = known_directory(admin, target)
     total = _size_of(found.directory)
+    _check_room(admin, place, path, total)
     copied = 0
     try:
         with (
             opened(found.directory, path, found.topic_id, found.partition, pace) as copy,
             progress(f"copying {place.name}", total, BYTES) as bar,
         ):
-            for _ in range(PASSES_MAX):
-                count = copy.catch_up(bar.advance)
-                copied += count
-                if count < CLOSE_BYTES:
-                    break
+            try:
+                for _ in range(PASSES_MAX):
+                    count = copy.catch_up(bar.advance)
+                    copied += count
+                    if count < CLOSE_BYTES:
+                        break
+            except OSError as error:
+                if error.errno in NO_SPACE:  # the directory has partitions of its own
+                    copy.discard()
+                raise
     except CopyInUseError as error:
         raise click.ClickException(str(error)) from None
     except OSError as error:
@@ -214,7 +226,7 @@ def _close(admin: Admin, place: Place, path: str) -> float:
             return began_s
 
 
-def _known_directory(admin: Admin, target: str) -> str:
+def known_directory(admin: Admin, target: str) -> str:
     """The data directory as the appliance names it. Raises ClickException."""
     paths = [str(row["path"]) for row in admin.describe_cluster()["data_dirs"]]
     for path in paths:
@@ -224,6 +236,28 @@ def _known_directory(admin: Admin, target: str) -> str:
         f"{target} is no data directory of this appliance; it has {', '.join(paths)}. To add one, "
         "list it in data_dirs and restart the appliance"
     )
+
+
+def _check_room(admin: Admin, place: Place, path: str, total: int) -> None:
+    """Raises ClickException unless the data directory takes writes and has room for a partition of
+    `total` bytes beside its reserve.
+    """
+    row = next(row for row in admin.describe_cluster()["data_dirs"] if row["path"] == path)
+    if row["state"] != "OK":
+        raise click.ClickException(
+            f"{place.name} cannot move to {path}, which takes no writes ({row['state']}): "
+            "`tailrace status` says why"
+        )
+    found = place.found
+    copied = _size_of(f"{path}/{MOVING_DIRECTORY}/{bin_name(found.topic_id, found.partition)}")
+    free = int(row["free_bytes"])
+    reserve = min(int(row["reserve_bytes"]), int(row["total_bytes"]) // 8)
+    if free - reserve < total - copied:
+        raise click.ClickException(
+            f"{place.name} has {human_bytes(total)}, and {path} has {human_bytes(free)} free, of "
+            f"which {human_bytes(reserve)} are reserved (disk_reserve_bytes): free some space "
+            "there, or choose another directory"
+        )
 
 
 def _size_of(directory: str) -> int:

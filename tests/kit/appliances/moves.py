@@ -1,0 +1,75 @@
+"""Partitions of a test's appliance that move between its two data directories."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Protocol
+
+import orjson
+
+from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
+from tests.kit.cli import run
+from tests.kit.processes import HANG_LIMIT_S, wait_until
+
+SEGMENT_BYTES = 1 << 20
+
+
+class Addressed(Protocol):
+    """An appliance of a test."""
+
+    @property
+    def address(self) -> str: ...
+    @property
+    def data_dir(self) -> str: ...
+
+
+def directories(tmp_path: pathlib.Path) -> str:
+    return f"{tmp_path}/data,{tmp_path}/second"
+
+
+def create(appliance: Addressed, name: str = "orders", partitions: int = 1) -> None:
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic(name, partitions, {"segment.bytes": SEGMENT_BYTES})])
+
+
+def produce(appliance: Addressed, values: range, size: int = 1_000) -> None:
+    with Producer(appliance.address) as producer:
+        handles = [
+            producer.send("orders", b"%d" % number + bytes(size), partition=0) for number in values
+        ]
+        for handle in handles:
+            handle.result(HANG_LIMIT_S)
+
+
+def numbers(appliance: Addressed, topic: str = "orders") -> list[int]:
+    """The numbers of partition 0, in order; offsets have no gap but those of markers."""
+    key = TopicPartition(topic, 0)
+    with Consumer(bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
+        end = consumer.end_offsets([key])[key]
+        consumer.assign([key])
+        found = []
+        while consumer.position(key) < end:
+            found += [int(r.value.rstrip(b"\0")) for r in consumer.poll(timeout_ms=1_000)]
+    return found
+
+
+def where(appliance: Addressed, topic: str = "orders") -> str:
+    """Name of the data directory of partition 0."""
+    rows = orjson.loads(
+        run(None, "partition", "list", "--json", "--data-dir", appliance.data_dir,
+            "--bootstrap", appliance.address).stdout
+    )  # fmt: skip
+    [found] = [row for row in rows if (row["topic"], row["partition"]) == (topic, 0)]
+    return pathlib.Path(found["data_dir"]).name
+
+
+def move(appliance: Addressed, target: pathlib.Path, *options: str, status: int | None = 0) -> str:
+    done = run(
+        None, "partition", "move", "orders:0", "--to", str(target), "--data-dir",
+        appliance.data_dir, "--bootstrap", appliance.address, *options, status=status,
+    )  # fmt: skip
+    return done.stderr.decode()
+
+
+def await_removal(directory: pathlib.Path) -> None:
+    wait_until(lambda: not directory.exists(), f"{directory} is removed")
