@@ -10,9 +10,9 @@ import os
 from appliance.backup.manifest import SegmentEntry
 from tailrace.format.directory.partition_metadata import PartitionMetadata
 from tailrace.format.record_batch.batch_header import (
-    METADATA_MAX_BYTES,
     PREFIX_BYTES,
     BatchFormatError,
+    metadata_size_of,
     read_header,
 )
 from tailrace.format.segments import transaction_index
@@ -29,6 +29,9 @@ from tailrace.format.segments.segment_index import (
     encode_entries,
     encode_header,
 )
+
+METADATA_READ_BYTES = 1 << 10
+"""Metadata of most schemas. A restore looks at each batch of a log."""
 
 
 def whole_index(
@@ -87,15 +90,23 @@ def has_transactions(directory: str, base: int, index: bytes) -> bool:
     fd = os.open(f"{directory}/{file_name(base)}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         for entry in decode(index, base) or []:
-            data = os.pread(fd, PREFIX_BYTES + METADATA_MAX_BYTES, entry.file_position)
             try:
-                if read_header(data).is_transactional:
+                if read_header(_metadata_at(fd, entry.file_position)).is_transactional:
                     return True
             except BatchFormatError:  # damage, which the first reader reports
                 continue
     finally:
         os.close(fd)
     return False
+
+
+def _metadata_at(fd: int, position: int) -> bytes:
+    """A batch up to its body, mostly by one short read. Raises BatchFormatError, OSError."""
+    data = os.pread(fd, METADATA_READ_BYTES, position)
+    if len(data) < PREFIX_BYTES:
+        return data
+    needed = PREFIX_BYTES + metadata_size_of(data)
+    return data if needed <= len(data) else os.pread(fd, needed, position)
 
 
 def transactions_below(found: bytes, base: int, end: int) -> bytes:
