@@ -30,6 +30,14 @@ class LogBounds:
             return -1, -1
         return state.log_start_offset, state.high_watermark
 
+    def is_decided(self, route: Assignment) -> bool:
+        """True if nothing of an open transaction is durable in the partition's log."""
+        try:
+            state = self._reader.state(route)
+        except LogReadError:
+            return False
+        return state.last_stable_offset == state.high_watermark
+
     def end_of_epoch(self, route: Assignment, epoch: int) -> tuple[int, int]:
         """Return a leader epoch, at most `epoch`, and where its records end; -1 each if that is not
         known.

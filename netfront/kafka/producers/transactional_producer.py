@@ -14,8 +14,10 @@ Invariants:
 - At most PRODUCERS_MAX transactional ids are known here. Those without a transaction go first.
 
 Crash: the coordinator has owner, epoch, offsets, and what a client of version 1 knows. The
-transaction that was open goes on. Only with more than the coordinator keeps does its commit abort,
-and is a client of version 1 fenced.
+transaction that was open goes on; with more than the coordinator keeps its commit aborts. Where the
+next sequence of a client of version 1 is unknown, the first batch that comes has it, if nothing of
+an open transaction is in that log. Otherwise it may be one that was sent before, and the client has
+to abort (`UnknownSequenceError`).
 """
 
 from __future__ import annotations
@@ -37,6 +39,10 @@ STAGED_MAX = 65_536
 TOO_MUCH = "!"
 """Staged instead of a text that has more characters."""
 Partition = tuple[bytes, int]
+
+
+class UnknownSequenceError(Exception):
+    """A batch whose place in its transaction cannot be known."""
 
 
 class TransactionalProducer:
@@ -161,9 +167,13 @@ class TransactionalProducer:
 
     # ---- batches ---------------------------------------------------------------------------------
 
-    def translate(self, partition: Partition, records: Readable) -> bytes | memoryview | bytearray:
+    def translate(
+        self, partition: Partition, records: Readable, *, is_decided: bool
+    ) -> bytes | memoryview | bytearray:
         """Write the producer id, epoch and sequences of the appliance into record batches. Batches
         that are malformed, or of another producer, stay as they are, and are refused as such.
+        `is_decided`: the partition's log has nothing of an open transaction, so none of these
+        batches has been acknowledged. Raises UnknownSequenceError.
         """
         self.has_batches = True
         if self.is_version_2:
@@ -173,7 +183,10 @@ class TransactionalProducer:
         ):  # fmt: skip
             return records
         if self.is_recovered and self.is_partial and partition not in self.following:
-            return records  # it is refused as one of an earlier epoch
+            if not is_decided:
+                raise UnknownSequenceError
+            if len(records) >= layout.HEADER_BYTES:
+                self.following[partition] = layout.read_kafka_header(records, 0).base_sequence
         out = bytearray(records)
         at = 0
         while at + layout.HEADER_BYTES <= len(out):

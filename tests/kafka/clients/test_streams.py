@@ -101,3 +101,17 @@ def test_words_are_counted_exactly_once_through_kills(
     assert reader.counts == written
     assert "FAILED" not in program.output
     reader.close()
+
+
+def test_the_streams_protocol_is_refused_in_words_that_say_so(
+    appliance: EmbeddedAppliance, gateway: str, tmp_path: pathlib.Path
+) -> None:
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic("refused-lines", 1), NewTopic("refused-counts", 1)])
+    command = java_command(
+        engine_jars(), str(SOURCES / "java" / "WordCount.java"), gateway, "refused",
+        "refused-lines", "refused-counts", str(tmp_path / "state"), "group.protocol=streams",
+    )  # fmt: skip
+    with Program(command, tmp_path) as program:
+        program.wait_for("FAILED")
+        assert "The cluster does not support the STREAMS group protocol" in program.output

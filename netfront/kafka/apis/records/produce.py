@@ -21,7 +21,10 @@ from netfront.kafka.apis.records.producer_codecs import note_codec
 from netfront.kafka.apis.records.tail_cache import tail_cache
 from netfront.kafka.apis.transactions.owner import find_writer, note_fenced
 from netfront.kafka.exchange.waiter import Steps, Waiter
-from netfront.kafka.producers.transactional_producer import TransactionalProducer
+from netfront.kafka.producers.transactional_producer import (
+    TransactionalProducer,
+    UnknownSequenceError,
+)
 from netfront.kafka.wire.codec import Readable
 from netfront.kafka.wire.errors import KafkaError, kafka_error
 from shm.messages.lane_messages import Assignment
@@ -198,7 +201,18 @@ def _convert(
                 continue
             records = data["records"] or b""
             if writer is not None:
-                records = writer.translate((route.topic_id, index), records)
+                is_decided = call.services.front.log_bounds.is_decided(route)
+                try:
+                    records = writer.translate(
+                        (route.topic_id, index), records, is_decided=is_decided
+                    )
+                except UnknownSequenceError:
+                    entry.update(
+                        error_code=KafkaError.UNKNOWN_PRODUCER_ID,
+                        error_message="the place of this batch in its transaction is not known "
+                        "after restarts of the gateway: abort the transaction, and begin another",
+                    )
+                    continue
             try:
                 batches = [b.data for b in convert_incoming(route, records, now_us)]
             except KafkaRecordsError as refused:
