@@ -28,6 +28,9 @@ _UNCHECKED = frozenset(("transactional_ids",))
 """Tables that may have a million rows which a start does not read. SQLite finds damage in them when
 it reads the row.
 """
+CACHE_KIB = 2_000
+LOADING_CACHE_KIB = 200
+"""The cache of pages before the first write: a start reads pages once, and would keep them."""
 LOCKED_TIMEOUT_S = 0.5
 """Time that a write waits for another process (a backup, a shell) that locks the database."""
 
@@ -87,6 +90,8 @@ class StoreDatabase:
         """Read what a subclass keeps in memory. Raises sqlite3.Error."""
 
     def _set_up(self) -> None:
+        self._is_loading = True
+        self._db.execute(f"PRAGMA cache_size=-{LOADING_CACHE_KIB}")
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
 
@@ -200,6 +205,9 @@ class StoreDatabase:
         if not self._db.in_transaction:
             with self._failing():
                 self.watch_files()
+                if self._is_loading:
+                    self._is_loading = False
+                    self._db.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
                 self._db.execute("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
