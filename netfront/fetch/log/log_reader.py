@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from functools import partial
 
 from netfront.fetch.log.batch_walk import PEEK_BYTES, before_transactions, walk, walk_committed
 from netfront.fetch.log.file_reader import FileReader
@@ -305,7 +304,7 @@ class LogReader:
                 if isolation is Isolation.COMMITTED and state.aborted_version:
                     result = walk_committed(
                         target, length, place, offset, until,
-                        partial(self.files.is_aborted, route, state, place.segment_base),
+                        self.files.aborted_in(route, state, place.segment_base),
                         checksum_seed(route.topic_id, route.partition),
                     )  # fmt: skip
                 else:

@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -119,11 +120,27 @@ class PartitionFiles:
         Raises LogReadError (NOT_READY) if the segment's transaction index cannot be read, ColdRead
         if it is read in pieces: call again.
         """
-        if not state.aborted_version:
-            return False
-        path = self.path(route, base, TRANSACTION_INDEX_SUFFIX)
-        found = self._indexes().of(path, base, state.aborted_version, state.leader_epoch)
-        return found.has(producer_id, producer_epoch, offset)
+        return self.aborted_in(route, state, base)(producer_id, producer_epoch, offset)
+
+    def aborted_in(
+        self, route: Assignment, state: PartitionState, base: int
+    ) -> Callable[[int, int, int], bool]:
+        """Return `is_aborted` of one segment and state, for a walk over many batches: the index is
+        looked up once, when it is needed.
+        """
+        has: Callable[[int, int, int], bool] | None = None
+
+        def is_aborted(producer_id: int, producer_epoch: int, offset: int) -> bool:
+            nonlocal has
+            if not state.aborted_version:
+                return False
+            if has is None:
+                path = self.path(route, base, TRANSACTION_INDEX_SUFFIX)
+                indexes = self._indexes()
+                has = indexes.of(path, base, state.aborted_version, state.leader_epoch).has
+            return has(producer_id, producer_epoch, offset)
+
+        return is_aborted
 
     def read_at(self, route: Assignment, base: int, length: int, position: int) -> bytes:
         """Return up to `length` bytes of a segment file.
