@@ -117,6 +117,8 @@ class DecisionProgress:
         """
         if is_urgent:
             self._urgent_ordinal = max(self._urgent_ordinal, ordinal)
+        if not keys and self._applied and not self._applied[-1][1]:
+            ordinal = max(ordinal, self._applied.pop()[0])  # a feed may have thousands
         self._applied.append((ordinal, keys))
 
     def advance(self) -> None:

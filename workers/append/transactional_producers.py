@@ -16,6 +16,9 @@ Invariants:
   producer ids.
 - Before a feed is complete nothing is CURRENT or FENCED.
 
+An id that a feed has registered stays packed until a batch of it comes, or a decision. Of 10,000
+ids few are used.
+
 Crash: fed again by the coordinator.
 """
 
@@ -23,6 +26,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from shm.messages.packed_registrations import PackedRegistrations
 from shm.messages.transaction_messages import NO_TRANSACTIONAL_ID, Decision, Registration
 
 _EPOCH_BITS = 15
@@ -57,10 +61,12 @@ class TransactionalProducers:
         """
         self._branches: dict[int, tuple[int, ...]] = {}
         """Number of a transactional id -> its other producer ids, if it has any."""
+        self._packed = PackedRegistrations()
+        """Those of the feed that were not used since. They count as its first registration."""
         self._count = 0
 
     def __len__(self) -> int:
-        return len(self._producers)
+        return len(self._producers) + len(self._packed)
 
     @property
     def registration_count(self) -> int:
@@ -71,7 +77,7 @@ class TransactionalProducers:
     def by_id(self) -> dict[int, int] | None:
         """The producers by id, for `kernel.fast_append`: the 16 low bits of a value are the epoch
         of a producer that is CURRENT, and equal no epoch if it is sealed. None before the feed is
-        complete.
+        complete. Packed ones are missing: `standing` adds them.
         """
         return self._producers if self.is_fed else None
 
@@ -81,11 +87,36 @@ class TransactionalProducers:
         self._producers.clear()
         self._ids.clear()
         self._branches.clear()
+        self._packed = PackedRegistrations()
         self._count = 0
 
     def end_feed(self) -> None:
         """Note that everything was fed."""
         self.is_fed = True
+
+    def try_pack(self, payload: bytes | memoryview) -> int | None:
+        """Register the producers of a message of a feed as a whole, if it has nothing else. Returns
+        the highest ordinal; None: nothing was done.
+        """
+        if self.is_fed:
+            return None
+        ordinal = self._packed.try_extend_by(payload, self._ids)
+        self._count += ordinal is not None
+        return ordinal
+
+    def _unpack(self, index: int) -> None:
+        """Keep a packed id like those that are used."""
+        ordinal, id_number, producer_id, epoch = self._packed.take(index)
+        self._producers[producer_id] = 1 << _SINCE_SHIFT | epoch
+        self._ids[id_number] = ordinal << _ORDINAL_SHIFT | producer_id
+
+    def _registered(self, producer_id: int) -> int | None:
+        """The value of `by_id`, also of a packed producer."""
+        found = self._producers.get(producer_id)
+        if found is None and (index := self._packed.find_producer(producer_id)) is not None:
+            self._unpack(index)
+            found = self._producers[producer_id]
+        return found
 
     def apply(self, decision: Decision) -> None:
         """Register the producers of a decision, unless a later one of its transactional id is
@@ -94,6 +125,8 @@ class TransactionalProducers:
         ordinal, id_number, _, registered = decision
         if id_number == NO_TRANSACTIONAL_ID:
             return
+        if (index := self._packed.find(id_number)) is not None:
+            self._unpack(index)
         known = self._ids.get(id_number)
         if known is not None and known >> _ORDINAL_SHIFT > ordinal:
             return
@@ -119,7 +152,7 @@ class TransactionalProducers:
 
     def standing(self, producer_id: int, epoch: int) -> Standing:
         """Return whether a batch of this epoch may be taken. Sealed ones may not."""
-        registered = self._producers.get(producer_id)
+        registered = self._registered(producer_id)
         if not self.is_fed:
             return Standing.NOT_YET
         if registered is None:
@@ -133,12 +166,12 @@ class TransactionalProducers:
 
     def is_registered(self, producer_id: int, epoch: int) -> bool:
         """True if the transaction of this epoch may be open: also if it is sealed."""
-        registered = self._producers.get(producer_id)
+        registered = self._registered(producer_id)
         return registered is not None and registered & _EPOCH_MASK == epoch
 
     def registered_at(self, producer_id: int, epoch: int) -> int:
         """Return the `registration_count` when this epoch was registered. 0 if it is unknown."""
-        registered = self._producers.get(producer_id)
+        registered = self._registered(producer_id)
         if registered is None or registered & _EPOCH_MASK != epoch:
             return 0
         return registered >> _SINCE_SHIFT

@@ -203,6 +203,9 @@ class Transactions:
         self._unknown_since.clear()
 
     def _take_decisions(self, message: LaneMessage) -> bool:
+        if not self._done and (ordinal := self._producers.try_pack(message.payload)) is not None:
+            self._progress.apply(ordinal, (), is_urgent=True)
+            return True
         for decision in decode_decisions(message.payload)[self._done :]:
             if not self._apply(decision):
                 return False

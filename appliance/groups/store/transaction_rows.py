@@ -5,7 +5,8 @@ Owner: the transaction coordinator.
 Invariants:
 - Numbers of ids and ordinals of decisions are never used twice, also after their rows are deleted.
 - A decision's row holds the bytes that its workers get.
-Crash: a successor reads the registered ids and the decisions. It reads another id when it is used.
+Crash: a successor reads what the registered ids have registered, and the decisions. It reads an id
+when it is used.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from typing import Any
 
 from appliance.groups.store.group_store import GroupStore
 from appliance.groups.store.schema import TransactionalIdRow
+from shm.messages.packed_registrations import PackedRegistrations
 from tailrace.core.errors import StorageError
 
+PACKED_AT_ONCE = 500
 _MARKS = ", ".join("?" * len(TransactionalIdRow._fields))
 _ADVANCED = ("producer_id", "epoch", "ordinal", "used_elapsed_ms", "ended", "prepared", "staged")
 """The fields that a decision changes."""
@@ -59,9 +62,24 @@ class TransactionRows:
 
     # ---- transactional ids -----------------------------------------------------------------------
 
-    def loaded_ids(self) -> list[TransactionalIdRow]:
-        """The ids that are registered with the workers."""
-        return self._ids("WHERE is_registered = 1")
+    def pack_registered(self, packed: PackedRegistrations) -> list[int]:
+        """Pack the ids that are registered with the workers, and return the numbers of those that
+        are not packed: they have a prepared transaction or branches.
+        """
+        others: list[int] = []
+        behind = -1
+        while page := self._store.read(
+            "SELECT ordinal, id_number, producer_id, epoch, prepared = '' AND branches = '' "
+            "AND epoch BETWEEN 0 AND 32767 FROM transactional_ids "
+            "WHERE is_registered = 1 AND id_number > ? ORDER BY id_number LIMIT ?",
+            (behind, PACKED_AT_ONCE),
+        ):
+            behind = page[-1][1]
+            others += [row[1] for row in page if not row[4]]
+            if plain := [row for row in page if row[4]]:
+                ordinals, numbers, producers, epochs, _ = zip(*plain, strict=True)
+                packed.try_extend(ordinals, numbers, producers, epochs)
+        return others
 
     def id_of(self, transactional_id: str) -> TransactionalIdRow | None:
         found = self._ids("WHERE transactional_id = ?", transactional_id)

@@ -156,9 +156,16 @@ def test_no_batch_of_a_transaction_takes_the_long_way_not_the_first_in_a_partiti
 ) -> None:
     bench = make_bench(is_checked=False)
     coordinator = Coordinator(bench)
-    coordinator.decide(1, [], [(PID, 0)])
+    coordinator.decide(2, [], [(PID + 1, 0)])
     coordinator.feed()
+    coordinator.decide(1, [], [(PID, 0)])
+    coordinator.settle()
     found = long_way(bench, monkeypatch)
+    for number in range(3):
+        bench.send(transactional(PID + 1, sequence=2 * number), correlation_id=30 + number)
+    coordinator.settle()
+    assert found == [30], "an id at rest since the feed takes it once"
+    found.clear()
     for number in range(4):
         bench.send(transactional(sequence=2 * number), correlation_id=number)
     bench.send(transactional(partition=1), slot=1, correlation_id=10)

@@ -3,7 +3,8 @@
 Owner: the coordinator.
 Invariants:
 - Nothing is sent before its commit.
-- A feed has every decision that is not carried out, and every registered id, by ordinal.
+- A feed has every decision that is not carried out and every registered id that is loaded, by
+  ordinal, and then those that are packed: they end nothing, and have no later decision.
 - A worker that asks about an open transaction gets the decided outcome: that of a decision, or of
   one of the newest ends of its id, whose markers a damaged file may have lost. It is abort where
   none is known. A commit that is asked for gets a row again, since its marker is not durable there.
@@ -129,7 +130,7 @@ class Delivery:
             self._workers.send(joined(one.content for one in decided))
             self._has_progress = True
         if self._workers.is_feed_due():
-            self._workers.feed(joined(self._feed()))
+            self._workers.feed([*joined(self._feed()), *self._table.packed.messages()])
         if not self._has_progress:
             return []
         self._has_progress = False
@@ -138,9 +139,8 @@ class Delivery:
         return self._finish(self._log.take_done(through, unfinished, now_ns))
 
     def _feed(self) -> Iterator[bytes]:
-        """The contents of a feed."""
+        """The contents of a feed, without the packed ids."""
         unsettled = self._log.unsettled
-        # sorted before they are encoded: there may be a million
         rows = {one.row.ordinal: one.row for one in self._table if one.row.is_registered}
         for ordinal in sorted(rows.keys() | unsettled.keys()):
             if ordinal in unsettled:

@@ -65,6 +65,7 @@ class IdExpiry:
                 break
             if entry.row.is_registered and entry.opened_ns is None and not entry.row.prepared:
                 idle.append(entry)
+        idle += self._table.idle_packed(now_ns - self.idle_ns, SLICE - len(idle))
         is_whole = len(idle) < SLICE and len(expired) < SLICE
         self._due_ns = now_ns + (min(SWEEP_NS, self.idle_ns) if is_whole else SLICE_NS)
         return idle

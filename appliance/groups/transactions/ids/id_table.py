@@ -1,11 +1,14 @@
-"""Transactional ids in memory: those that are registered with the workers, or were used in this
-step.
+"""Transactional ids in memory: those that were used since the start and are registered with the
+workers, or were used in this step.
 
-An id that was used once costs a row of the database, which is read when the id is used again.
+An id that was used once costs a row of the database, which is read when the id is used again. So
+does a registered id that rests since the start; what the workers are told of it is packed.
 
 Owner: the coordinator.
 Invariants:
-- All registered ids are loaded. Entries are in the order of their last use.
+- All registered ids are loaded or packed. Those with a prepared transaction or branches, and those
+  with a decision that is not carried out, are loaded.
+- Entries are in the order of their last use.
 - A change of a row is undone by a rollback. What workers report is kept.
 """
 
@@ -20,6 +23,7 @@ from appliance.groups.store.transaction_rows import TransactionRows
 from appliance.groups.transactions.branches.claims import BranchClaims
 from appliance.groups.transactions.branches.pool import pool_of
 from appliance.groups.transactions.ids.prepared_mark import prepared_of
+from shm.messages.packed_registrations import PackedRegistrations
 from tailrace.core.errors import StorageError
 
 
@@ -89,7 +93,7 @@ class IdTable:
     def __init__(
         self, rows: TransactionRows, now_ns: int, prepared_offsets: PreparedOffsets
     ) -> None:
-        """Load the registered ids. Raises StorageError."""
+        """Load or pack the registered ids. Raises StorageError."""
         self._rows = rows
         self._prepared_offsets = prepared_offsets
         self._by_number: dict[int, Entry] = {}
@@ -105,8 +109,11 @@ class IdTable:
         """Registered branches of all ids."""
         self._next_number = 1 + rows.last_id_number()
         self._count: int | None = None
-        for row in rows.loaded_ids():
-            self._add(Entry(row, now_ns))
+        self.packed = PackedRegistrations()
+        """Registered ids that were not used since the start."""
+        self._start_ns = now_ns
+        for id_number in rows.pack_registered(self.packed):
+            self.of_number(id_number, now_ns)
 
     def __iter__(self) -> Iterator[Entry]:
         """All loaded ids, the longest unused first."""
@@ -147,11 +154,27 @@ class IdTable:
         return self._by_number.get(id_number)
 
     def of_producer(self, producer_id: int) -> Entry | None:
-        """The id that has this producer id now, also for a branch, if it is loaded."""
-        return self._by_producer.get(producer_id)
+        """The registered id that has this producer id now, also for a branch; it may be another one
+        that is loaded. Raises StorageError.
+        """
+        entry = self._by_producer.get(producer_id)
+        if entry is None and (index := self.packed.find_producer(producer_id)) is not None:
+            entry = self.of_number(self.packed.at(index).id_number, self._start_ns)
+        return entry
+
+    def idle_packed(self, unused_since_ns: int, limit: int) -> list[Entry]:
+        """Load packed ids, if they are unused since then. Raises StorageError."""
+        if self._start_ns > unused_since_ns:
+            return []
+        found = (
+            self.of_number(number, self._start_ns) for number in self.packed.first_numbers(limit)
+        )
+        return [entry for entry in found if entry is not None]
 
     def _add(self, entry: Entry) -> None:
         row = entry.row
+        if (index := self.packed.find(row.id_number)) is not None:
+            self.packed.take(index)
         self._by_number[row.id_number] = entry
         self._by_name[row.transactional_id] = entry
         self._index(entry)

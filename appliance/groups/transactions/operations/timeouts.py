@@ -24,7 +24,7 @@ from appliance.groups.transactions.ids.id_table import Entry
 from appliance.groups.transactions.ids.prepared_mark import due_ns, is_over, prepared_of
 from appliance.groups.transactions.step import Step
 from shm.messages.transaction_messages import Outcome, ProducerEpoch
-from tailrace.core.errors import TailraceError
+from tailrace.core.errors import StorageError, TailraceError
 
 logger = logging.getLogger(__name__)
 
@@ -50,11 +50,20 @@ class Timeouts:
         self._expiry = expiry
         self._limits = limits
         self._elapsed_ms = elapsed_ms
+        self._unread: list[ProducerEpoch] = []
+        """Reports whose id could not be read from the database."""
+        self._read_at_ns = 0
 
     def opened(self, epochs: Sequence[ProducerEpoch], now_ns: int) -> None:
         """Transactions have a first batch, perhaps of a branch. Their timeouts begin."""
-        for producer_id, epoch in epochs:
-            entry = self._step.table.of_producer(producer_id)
+        reported, self._unread = [*self._unread, *epochs], []
+        for producer_id, epoch in reported:
+            try:
+                entry = self._step.table.of_producer(producer_id)
+            except StorageError:
+                self._unread.append(ProducerEpoch(producer_id, epoch))
+                self._read_at_ns = now_ns + RETRY_NS
+                continue
             if (
                 entry is not None
                 and entry.opened_ns is None
@@ -89,6 +98,8 @@ class Timeouts:
         """Abort what is due. Timeouts count to `last_request_ns`: a commit that has arrived in time
         may wait in a lane.
         """
+        if self._unread and now_ns >= self._read_at_ns:
+            self.opened((), now_ns)
         for number in list(self._timers.due(last_request_ns)):
             entry = self._step.table.loaded_number(number)
             if entry is not None and (prepared := prepared_of(entry.row)) is not None:
@@ -122,7 +133,10 @@ class Timeouts:
 
     def next_deadline_ns(self) -> int | None:
         """Time of the next timer; None: there is none."""
-        deadlines = (self._timers.next_ns(), self._expiry.next_deadline_ns())
+        deadlines = (
+            self._timers.next_ns(), self._expiry.next_deadline_ns(),
+            self._read_at_ns if self._unread else None,
+        )  # fmt: skip
         return min((one for one in deadlines if one is not None), default=None)
 
     def rolled_back(self, changed: Sequence[Entry], restored: Sequence[Entry]) -> None:

@@ -152,7 +152,7 @@ def test_a_database_of_version_3_is_migrated_with_its_transactional_ids(tmp_path
     database.close()
     for _ in range(2):
         store = GroupStore(str(path))
-        (row,) = TransactionRows(store).loaded_ids()
+        (row,) = TransactionRows(store).ids_behind("", 9)
         assert (row.transactional_id, row.epoch, row.prepared) == ("a", 2, "")
         assert store.read("SELECT value FROM meta WHERE name = 'schema_version'") == [
             (SCHEMA_VERSION,)
@@ -169,7 +169,7 @@ def test_a_database_of_version_4_is_migrated_with_its_prepared_transaction(
     database.close()
     for _ in range(2):
         store = GroupStore(str(path))
-        prepared, settled = sorted(TransactionRows(store).loaded_ids())
+        prepared, settled = sorted(TransactionRows(store).ids_behind("", 9))
         assert (prepared.transactional_id, settled.transactional_id) == ("billing", "settled")
         assert (prepared.branches, settled.branches) == ("", "")
         mark = prepared_of(prepared)
@@ -188,7 +188,7 @@ def test_a_database_of_version_5_is_migrated_with_its_branches(tmp_path: Path) -
     database.close()
     for _ in range(2):
         store = GroupStore(str(path))
-        (row,) = TransactionRows(store).loaded_ids()
+        (row,) = TransactionRows(store).ids_behind("", 9)
         assert [one.epoch for one in pool_of(row).registered] == [3, 0]
         assert (row.transactional_id, row.metadata, row.replaced) == ("sink", "", "")
         assert store.read("SELECT value FROM meta WHERE name = 'schema_version'") == [
@@ -203,7 +203,7 @@ def test_a_transactional_id_of_version_7_has_nothing_staged(tmp_path: Path) -> N
         database.executescript(GOLDEN_7.read_text())
     for staged in ("", "text"):
         store = GroupStore(str(path))
-        (row,) = TransactionRows(store).loaded_ids()
+        (row,) = TransactionRows(store).ids_behind("", 9)
         assert (row.transactional_id, row.staged) == ("copier", staged)
         TransactionRows(store).put_ids([row._replace(staged="text")])
         store.commit()
@@ -234,7 +234,7 @@ def test_a_database_of_version_8_is_migrated_and_its_ids_belong_to_no_user(tmp_p
         database.executescript(GOLDEN_8.read_text())
     for _ in range(2):
         store = GroupStore(str(path))
-        (row,) = TransactionRows(store).loaded_ids()
+        (row,) = TransactionRows(store).ids_behind("", 9)
         assert (row.transactional_id, row.user_name) == ("sink", "")
         assert store.read("SELECT value FROM meta WHERE name = 'schema_version'") == [
             (SCHEMA_VERSION,)

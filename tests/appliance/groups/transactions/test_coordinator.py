@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
 import pytest
@@ -633,10 +633,10 @@ def test_a_row_that_is_stored_twice_in_a_step_is_stored_whole(world: World) -> N
     before = entry.row
     table.change(entry, before._replace(is_registered=0, client_id="other"))
     rows.change_ids(table.take_changes())
-    assert rows.loaded_ids() == []
+    assert not rows.ids_behind("", 2)[0].is_registered
     table.change(entry, before)
     rows.change_ids(table.take_changes())
-    assert rows.loaded_ids() == [before]
+    assert rows.ids_behind("", 2) == [before]
 
 
 def test_a_row_that_another_program_has_removed_fails_the_step(world: World) -> None:
@@ -868,6 +868,73 @@ def test_an_idle_id_is_unregistered_and_its_owner_registers_it_again(world: Worl
     a.end()
     world.settle()
     assert markers(world) == [["commit", "commit"]] * 2
+
+
+def resting(world: World) -> list[Owner]:
+    """Three owners without anything open, behind a restart of the coordinator."""
+    owners = [Owner(world, name) for name in ("a", "b", "c")]
+    for one in owners:
+        one.end()
+    world.settle()
+    world.wait(5)  # the rows of carried-out decisions go
+    world.kill()
+    world.settle()
+    assert len(world.coordinator._table) == 0
+    return owners
+
+
+def test_ids_at_rest_behind_a_restart_are_registered_and_go_on_when_they_are_used(
+    world: World,
+) -> None:
+    a, b, c = resting(world)
+    a.write()
+    world.settle()
+    a.end()
+    b.write(1)
+    b.end("abort")
+    world.kill_worker(0)  # it is fed by loaded and packed ids
+    world.settle()
+    for one in (a, b, c):
+        one.write()
+        world.settle()
+        one.end()
+    world.settle()
+    assert markers(world)[0] == ["commit"] * 4
+    assert markers(world)[1] == ["commit", "abort", *["commit"] * 3]
+
+
+def test_ids_at_rest_behind_a_restart_are_unregistered_when_they_are_idle(world: World) -> None:
+    a, b, _ = resting(world)
+    world.wait(1_800)
+    a.end()
+    world.wait(1_900)
+    world.settle()
+    with pytest.raises(Fenced):
+        b.write()
+    a.write()
+    a.end()
+    found = world.ask(Api.DESCRIBE_TRANSACTION, transactional_id="b", owner=b.owner)
+    b.take(found)
+    b.write()
+    b.end()
+
+
+def test_the_timeout_of_an_id_at_rest_begins_with_its_report_though_it_is_read_only_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row is in the database, and a disk fails meanwhile."""
+    a, _, _ = resting(world)
+    a.write()
+    with monkeypatch.context() as patch:
+        patch.setattr(world.coordinator._rows, "id_of_number", fails)
+        world.settle()
+    world.wait(70)
+    world.settle()
+    assert markers(world) == [["abort"]] * 2
+
+
+def fails(*_: Any) -> NoReturn:
+    raise StorageError("the disk is gone")
 
 
 def test_an_owner_learns_when_to_ask_before_its_id_is_unregistered(tmp_path: Path) -> None:
