@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from tailrace.kafka_records.topic_settings import kafka_value, our_value
+from shm.messages.kafka_topic_settings import kafka_value, our_value
 
 OURS = frozenset(
     {

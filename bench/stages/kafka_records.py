@@ -26,10 +26,11 @@ import numpy as np
 import orjson
 
 from bench.measure import machine
+from netfront.kafka.records import batch_layout, incoming, outgoing
+from netfront.kafka.records.compression import CODECS, pack, release, unpack
 from tailrace.format.record_batch.arrow_metadata import read_schema
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message
 from tailrace.kafka_records import batch_layout, incoming, outgoing
-from tailrace.kafka_records.compression import CODECS, pack, release, unpack
 from tailrace.kernel import keep_message, reference_kafka
 
 MAX_BYTES = 4 << 20

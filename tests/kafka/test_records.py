@@ -15,11 +15,11 @@ import pyarrow as pa
 import pytest
 
 from netfront.kafka.apis.records.fetch import OUT_MAX_BYTES
+from netfront.kafka.records.batch_layout import read_kafka_header
 from netfront.kafka.wire.errors import KafkaError
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.format.record_batch.batch_header import REMEMBERED_BATCHES
-from tailrace.kafka_records.batch_layout import read_kafka_header
 from tests.kit.appliances.topics import read_all
 from tests.kit.peers.kafka_batches import kafka_batch as batch
 from tests.kit.peers.raw_kafka import RawKafka, kill_gateway

@@ -28,11 +28,11 @@ from typing import Any
 import orjson
 
 from netfront.kafka.producers.transaction_offsets import TransactionOffsets
+from netfront.kafka.records import batch_layout as layout
+from netfront.kafka.records.batch_layout import KafkaHeader, write_kafka_header
 from netfront.kafka.wire.codec import Readable
 from netfront.kafka.wire.plain_json import plain_json
 from tailrace.format.record_batch.batch_header import SEQUENCE_MODULUS
-from tailrace.kafka_records import batch_layout as layout
-from tailrace.kafka_records.batch_layout import KafkaHeader, write_kafka_header
 
 PRODUCERS_MAX = 50_000
 STAGED_MAX = 65_536

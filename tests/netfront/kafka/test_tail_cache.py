@@ -10,6 +10,9 @@ import pytest
 from netfront.kafka.apis.records import tail_cache as module
 from netfront.kafka.apis.records.conversion import convert_outgoing
 from netfront.kafka.apis.records.tail_cache import TailCache
+from netfront.kafka.records import batch_layout as layout
+from netfront.kafka.records.compression import CODECS, pack
+from netfront.kafka.records.incoming import to_batches
 from tailrace.format.record_batch.batch_header import (
     BatchHeader,
     checksum_seed,
@@ -18,9 +21,6 @@ from tailrace.format.record_batch.batch_header import (
 )
 from tailrace.format.record_batch.header_stamps import stamp_appended
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message
-from tailrace.kafka_records import batch_layout as layout
-from tailrace.kafka_records.compression import CODECS, pack
-from tailrace.kafka_records.incoming import to_batches
 from tailrace.kernel.reference_kafka import put_cell, put_zigzag
 
 TOPIC_ID = b"t" * 16

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from netfront.kafka.wire.errors import KafkaError
+from shm.messages.kafka_topic_settings import KAFKA_NEVER_MS, NEVER_MS, our_value
 from shm.messages.lane_messages import Assignment
-from tailrace.kafka_records.topic_settings import KAFKA_NEVER_MS, NEVER_MS, our_value
 
 DEFAULT_SOURCE, TOPIC_SOURCE, DYNAMIC_BROKER_SOURCE, STATIC_BROKER_SOURCE = 5, 1, 2, 4
 BOOLEAN, STRING, LONG, DOUBLE = 1, 2, 5, 6

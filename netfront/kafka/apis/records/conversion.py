@@ -10,23 +10,23 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from netfront.kafka.apis.records.tail_cache import TailCache
-from netfront.kafka.wire.codec import Readable
-from shm.messages.lane_messages import Assignment
-from tailrace.format.record_batch.arrow_metadata import SchemaLayout, read_schema
-from tailrace.format.record_batch.batch_header import checksum_seed, read_header
-from tailrace.kafka_records.batch_layout import (
+from netfront.kafka.records.batch_layout import (
     ATTRIBUTE_CONTROL,
     ATTRIBUTE_TRANSACTIONAL,
     HEADER_BYTES,
     KafkaHeader,
     write_kafka_header,
 )
-from tailrace.kafka_records.errors import KafkaRecordsError
-from tailrace.kafka_records.incoming import ConvertedBatch, to_batches
-from tailrace.kafka_records.outgoing import from_batch
+from netfront.kafka.records.errors import KafkaRecordsError
+from netfront.kafka.records.incoming import ConvertedBatch, to_batches
+from netfront.kafka.records.outgoing import from_batch
+from netfront.kafka.wire.codec import Readable
+from shm.messages.lane_messages import Assignment
+from tailrace.format.record_batch.arrow_metadata import SchemaLayout, read_schema
+from tailrace.format.record_batch.batch_header import checksum_seed, read_header
 
 if TYPE_CHECKING:
-    from tailrace.kafka_records.typed import TypedRows
+    from netfront.kafka.records.typed import TypedRows
 
 TYPED_MAX = 256
 """Schemas whose conversion is kept."""
@@ -71,7 +71,7 @@ def typed_rows_of(route: Assignment, schema: bytes) -> TypedRows | None:
 
 @lru_cache(maxsize=TYPED_MAX)
 def _typed_rows(schema: bytes, value_format: str, key_column: str) -> TypedRows:
-    from tailrace.kafka_records.typed import TypedRows  # imports pyarrow, for typed topics only
+    from netfront.kafka.records.typed import TypedRows  # imports pyarrow, for typed topics only
 
     return TypedRows(schema, value_format=value_format, key_column=key_column)
 

@@ -17,10 +17,10 @@ from netfront.kafka.apis.records.conversion import convert_outgoing, skipped_ran
 from netfront.kafka.apis.records.producer_codecs import codec_of
 from netfront.kafka.apis.records.tail_cache import tail_cache
 from netfront.kafka.exchange.waiter import Steps
+from netfront.kafka.records.errors import KafkaRecordsError
 from netfront.kafka.wire.errors import KafkaError, kafka_error
 from shm.messages.lane_messages import Assignment
 from tailrace.core.error_codes import ErrorCode
-from tailrace.kafka_records.errors import KafkaRecordsError
 from tailrace.protocol import fetch_messages
 from tailrace.protocol.fetch_messages import (
     FETCH_PARTITIONS_MAX,

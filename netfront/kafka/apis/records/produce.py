@@ -25,12 +25,12 @@ from netfront.kafka.producers.transactional_producer import (
     TransactionalProducer,
     UnknownSequenceError,
 )
+from netfront.kafka.records.batch_layout import HEADER_BYTES, read_kafka_header
+from netfront.kafka.records.errors import KafkaRecordsError
 from netfront.kafka.wire.codec import Readable
 from netfront.kafka.wire.errors import KafkaError, kafka_error
 from shm.messages.lane_messages import Assignment
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode, code_of
-from tailrace.kafka_records.batch_layout import HEADER_BYTES, read_kafka_header
-from tailrace.kafka_records.errors import KafkaRecordsError
 from tailrace.kernel import keep_message
 from tailrace.protocol import produce_messages
 from tailrace.protocol.frame import PRODUCE_FRAMES_MAX, Api

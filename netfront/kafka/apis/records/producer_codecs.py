@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from netfront.kafka.apis.call import Services
+from netfront.kafka.records import batch_layout as layout
+from netfront.kafka.records.compression import CODECS
 from netfront.kafka.wire.codec import Readable
 from shm.messages.lane_messages import Assignment
-from tailrace.kafka_records import batch_layout as layout
-from tailrace.kafka_records.compression import CODECS
 
 PARTITIONS_MAX = 100_000
 NONE = CODECS[0]

@@ -22,11 +22,11 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from netfront.kafka.apis.call import Services
+from netfront.kafka.records import batch_layout as layout
+from netfront.kafka.records.compression import CODECS
 from shm.messages.lane_messages import Assignment
 from tailrace.format.crc32c import Readable
 from tailrace.format.record_batch.batch_header import BatchHeader, read_header
-from tailrace.kafka_records import batch_layout as layout
-from tailrace.kafka_records.compression import CODECS
 
 BYTES_MAX = 8 << 20
 BATCH_MAX_BYTES = 1 << 20

@@ -24,13 +24,13 @@ from netfront.kafka.apis.records.tail_cache import tail_cache
 from netfront.kafka.apis.share_groups.acknowledgements import acknowledge_runs
 from netfront.kafka.apis.share_groups.sessions import ShareMember
 from netfront.kafka.exchange.waiter import Steps
+from netfront.kafka.records.compression import CompressionError
+from netfront.kafka.records.errors import KafkaRecordsError
 from netfront.kafka.wire.errors import KafkaError
 from shm.messages.lane_messages import Assignment
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError, error_for
 from tailrace.format.record_batch.batch_header import checksum_seed
-from tailrace.kafka_records.compression import CompressionError
-from tailrace.kafka_records.errors import KafkaRecordsError
 from tailrace.kernel import batches_from_kafka
 from tailrace.kernel.reference_kafka import RecordFault
 from tailrace.protocol import fetch_messages
@@ -38,8 +38,8 @@ from tailrace.protocol.fetch_messages import FetchEntry, FetchRequest
 from tailrace.protocol.frame import Api
 
 if TYPE_CHECKING:
+    from netfront.kafka.records.single_records import KafkaRecord
     from tailrace.client.topics.topic_metadata import TopicInfo
-    from tailrace.kafka_records.single_records import KafkaRecord
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ def _target(call: Call, info: TopicInfo, partition: int) -> Steps:
 
 def _read(call: Call, route: Assignment, span: tuple[int, int]) -> Steps:
     """The records of a span of offsets. Raises TailraceError, KafkaRecordsError, RecordFault."""
-    from tailrace.kafka_records.single_records import records_of
+    from netfront.kafka.records.single_records import records_of
 
     found: list[KafkaRecord] = []
     offset, end = span[0], span[1] + 1
@@ -175,9 +175,9 @@ def _letter(
     """The encoded dead letter; the next ones are for one that is too large: without its value, then
     its key, then the sender's headers.
     """
+    from netfront.kafka.records.single_records import encoded_record
     from tailrace.core.records import Record
     from tailrace.group.dead_letter_queue import PREFIX, DeadLetter, added_headers
-    from tailrace.kafka_records.single_records import encoded_record
 
     reason = (
         f"delivered {count} times, as often as group.share.delivery.count.limit allows, and not "

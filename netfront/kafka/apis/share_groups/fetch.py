@@ -33,9 +33,9 @@ from netfront.kafka.apis.share_groups.sessions import (
     share_error,
 )
 from netfront.kafka.exchange.waiter import Steps
+from netfront.kafka.records.errors import KafkaRecordsError
 from netfront.kafka.wire.errors import KafkaError
 from tailrace.core.error_codes import ErrorCode
-from tailrace.kafka_records.errors import KafkaRecordsError
 from tailrace.protocol import fetch_messages
 from tailrace.protocol.fetch_messages import FetchEntry, FetchRequest
 from tailrace.protocol.frame import Api

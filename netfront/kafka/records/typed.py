@@ -24,6 +24,10 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
+from netfront.kafka.records.batch_layout import KafkaHeader
+from netfront.kafka.records.errors import MisfitError
+from netfront.kafka.records.json_columns import JsonColumn, key_text, to_json_cells
+from netfront.kafka.records.plain_rows import PlainRows
 from tailrace.batch.arrow_codec import (
     cut_out,
     decode_with_offsets,
@@ -42,10 +46,6 @@ from tailrace.format.record_batch.batch_header import (
     read_header,
 )
 from tailrace.format.schema import DEFAULT_SCHEMA, TIMESTAMP_TYPE, conform, from_message
-from tailrace.kafka_records.batch_layout import KafkaHeader
-from tailrace.kafka_records.errors import MisfitError
-from tailrace.kafka_records.json_columns import JsonColumn, key_text, to_json_cells
-from tailrace.kafka_records.plain_rows import PlainRows
 from tailrace.kernel import stamp_batch
 from tailrace.kernel.reference_arrow import null_headers
 

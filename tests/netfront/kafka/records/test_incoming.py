@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tailrace.kafka_records.errors import KafkaError, KafkaRecordsError
-from tailrace.kafka_records.incoming import ConvertedBatch, to_batches
-from tests.tailrace.kafka_records.batches import (
+from netfront.kafka.records.errors import KafkaError, KafkaRecordsError
+from netfront.kafka.records.incoming import ConvertedBatch, to_batches
+from tests.netfront.kafka.records.batches import (
     CODEC_NUMBERS,
     NOW_US,
     ROWS,

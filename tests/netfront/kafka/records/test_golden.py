@@ -9,9 +9,9 @@ import pathlib
 
 import pytest
 
-from tailrace.kafka_records.incoming import to_batches
-from tailrace.kafka_records.outgoing import from_batch
-from tests.tailrace.kafka_records.batches import LAYOUT, SEED, Row, read_kafka, read_ours
+from netfront.kafka.records.incoming import to_batches
+from netfront.kafka.records.outgoing import from_batch
+from tests.netfront.kafka.records.batches import LAYOUT, SEED, Row, read_kafka, read_ours
 
 GOLDEN = pathlib.Path(__file__).parents[2] / "golden"
 ROWS: list[Row] = [

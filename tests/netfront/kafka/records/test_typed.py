@@ -10,16 +10,16 @@ import orjson
 import pyarrow as pa
 import pytest
 
+from netfront.kafka.records.errors import KafkaError, KafkaRecordsError
+from netfront.kafka.records.incoming import ConvertedBatch, to_batches
+from netfront.kafka.records.outgoing import from_batch
+from netfront.kafka.records.typed import TypedRows
 from tailrace.batch.arrow_codec import decode, encode
 from tailrace.format.record_batch.arrow_metadata import read_schema
 from tailrace.format.record_batch.batch_header import ATTRIBUTE_LOG_APPEND_TIME
 from tailrace.format.record_batch.sparse_batch import encode_sparse_batch
 from tailrace.format.schema import canonical, to_message
-from tailrace.kafka_records.errors import KafkaError, KafkaRecordsError
-from tailrace.kafka_records.incoming import ConvertedBatch, to_batches
-from tailrace.kafka_records.outgoing import from_batch
-from tailrace.kafka_records.typed import TypedRows
-from tests.tailrace.kafka_records.batches import (
+from tests.netfront.kafka.records.batches import (
     NOW_US,
     SEED,
     DefaultRecordBatch,

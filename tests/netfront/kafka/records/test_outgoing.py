@@ -8,6 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from netfront.kafka.records import outgoing
+from netfront.kafka.records.errors import KafkaError, KafkaRecordsError
+from netfront.kafka.records.incoming import to_batches
+from netfront.kafka.records.outgoing import from_batch
 from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_LOG_APPEND_TIME,
     CONTROL_ABORT,
@@ -18,12 +22,8 @@ from tailrace.format.record_batch.batch_header import (
 from tailrace.format.record_batch.control_batch import empty_message, encode_marker
 from tailrace.format.record_batch.header_stamps import stamp_appended, stamp_producer
 from tailrace.format.record_batch.sparse_batch import encode_sparse_batch
-from tailrace.kafka_records import outgoing
-from tailrace.kafka_records.errors import KafkaError, KafkaRecordsError
-from tailrace.kafka_records.incoming import to_batches
-from tailrace.kafka_records.outgoing import from_batch
 from tailrace.kernel.reference_arrow import default_rows
-from tests.tailrace.kafka_records.batches import (
+from tests.netfront.kafka.records.batches import (
     CODEC_NUMBERS,
     LAYOUT,
     NOW_US,

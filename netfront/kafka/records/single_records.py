@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from netfront.kafka.records import batch_layout as layout
+from netfront.kafka.records.compression import unpack
 from tailrace.format.crc32c import Readable
-from tailrace.kafka_records import batch_layout as layout
-from tailrace.kafka_records.compression import unpack
 from tailrace.kernel.reference_kafka import RecordReader, put_cell, put_zigzag
 
 HEADERS_MAX = 1 << 20

@@ -18,26 +18,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from tailrace.format.crc32c import Readable
-from tailrace.format.record_batch.batch_header import (
-    SEQUENCE_MODULUS,
-    TRANSACTIONAL_PRODUCER_IDS,
-)
-from tailrace.format.record_batch.batch_validation import unpacked_max
-from tailrace.kafka_records import batch_layout as layout
-from tailrace.kafka_records.compression import (
+from netfront.kafka.records import batch_layout as layout
+from netfront.kafka.records.compression import (
     CODECS,
     CompressionError,
     TooLargeError,
     release,
     unpack,
 )
-from tailrace.kafka_records.errors import KafkaError, KafkaRecordsError, MisfitError, error_of
+from netfront.kafka.records.errors import KafkaError, KafkaRecordsError, MisfitError, error_of
+from tailrace.format.crc32c import Readable
+from tailrace.format.record_batch.batch_header import (
+    SEQUENCE_MODULUS,
+    TRANSACTIONAL_PRODUCER_IDS,
+)
+from tailrace.format.record_batch.batch_validation import unpacked_max
 from tailrace.kernel import batches_from_kafka
 from tailrace.kernel.reference_kafka import RECORD_MIN_BYTES, RECORDS_MAX_BYTES, RecordFault
 
 if TYPE_CHECKING:
-    from tailrace.kafka_records.typed import TypedRows
+    from netfront.kafka.records.typed import TypedRows
 
 
 class ConvertedBatch(NamedTuple):

@@ -24,6 +24,11 @@ import struct
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from netfront.kafka.records import batch_layout as layout
+from netfront.kafka.records.batch_layout import KafkaHeader, write_kafka_header
+from netfront.kafka.records.compression import CODECS, CompressionError, pack, unpack_buffer
+from netfront.kafka.records.errors import KafkaError, KafkaRecordsError, error_of
+from netfront.kafka.records.plain_rows import PlainRows
 from tailrace.core.errors import TailraceError
 from tailrace.format.crc32c import Readable
 from tailrace.format.record_batch.arrow_metadata import (
@@ -43,17 +48,12 @@ from tailrace.format.record_batch.batch_header import (
 )
 from tailrace.format.record_batch.batch_header import HEADER_BYTES as OUR_HEADER_BYTES
 from tailrace.format.record_batch.batch_validation import UnsafeBatchError, validate_batch
-from tailrace.kafka_records import batch_layout as layout
-from tailrace.kafka_records.batch_layout import KafkaHeader, write_kafka_header
-from tailrace.kafka_records.compression import CODECS, CompressionError, pack, unpack_buffer
-from tailrace.kafka_records.errors import KafkaError, KafkaRecordsError, error_of
-from tailrace.kafka_records.plain_rows import PlainRows
 from tailrace.kernel import plain_batch_to_kafka, records_to_kafka
 from tailrace.kernel.batch_shape import shape_of
 from tailrace.kernel.reference_kafka import COLUMN_BUFFERS, PlainKafka, RecordFault
 
 if TYPE_CHECKING:
-    from tailrace.kafka_records.typed import TypedRows
+    from netfront.kafka.records.typed import TypedRows
 
 _MARKER_KEY = struct.Struct(">hh")
 _MARKER_VALUE = struct.Struct(">hi")
