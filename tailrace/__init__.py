@@ -24,6 +24,8 @@ _NAMES = {
     "batch.topic_batch": ("TopicBatch",),
     "client.topics.new_topic": ("NewTopic",),
     "consumer.consumer": ("Consumer",),
+    "consumer.table.changes": ("TableChange",),
+    "consumer.table.table": ("Table",),
     "core.errors": (
         "AuditUnavailableError",
         "BufferExhaustedError",
@@ -105,8 +107,6 @@ _NAMES = {
     "share.consumer": ("ShareConsumer",),
     "share.outcomes": ("AcknowledgeType",),
     "share.record": ("ShareRecord",),
-    "table.changes": ("TableChange",),
-    "table.table": ("Table",),
 }
 """Module -> what it has for users. `__init__.pyi` says the same to type checkers."""
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

@@ -10,6 +10,8 @@ from tailrace.admin.quotas import QuotaEntity as QuotaEntity
 from tailrace.batch.topic_batch import TopicBatch as TopicBatch
 from tailrace.client.topics.new_topic import NewTopic as NewTopic
 from tailrace.consumer.consumer import Consumer as Consumer
+from tailrace.consumer.table.changes import TableChange as TableChange
+from tailrace.consumer.table.table import Table as Table
 from tailrace.core.errors import AuditUnavailableError as AuditUnavailableError
 from tailrace.core.errors import BufferExhaustedError as BufferExhaustedError
 from tailrace.core.errors import ClientClosedError as ClientClosedError
@@ -89,8 +91,6 @@ from tailrace.scanning.reader import scan as scan
 from tailrace.share.consumer import ShareConsumer as ShareConsumer
 from tailrace.share.outcomes import AcknowledgeType as AcknowledgeType
 from tailrace.share.record import ShareRecord as ShareRecord
-from tailrace.table.changes import TableChange as TableChange
-from tailrace.table.table import Table as Table
 
 __version__: str
 __all__: list[str]

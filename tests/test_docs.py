@@ -33,6 +33,7 @@ from netfront.kafka.apis.table import APIS
 from netfront.kafka.wire import codec
 from tailrace import Admin, NewTopic, Producer, embedded
 from tailrace.client.config.settings import ConsumerSettings, ProducerSettings
+from tailrace.consumer.table.settings import TableSettings
 from tailrace.core.error_codes import ERROR_TABLE
 from tailrace.format.record_batch.batch_header import BatchHeader
 from tailrace.protocol import credit_messages, fetch_messages, produce_messages
@@ -46,7 +47,6 @@ from tailrace.protocol.frame import (
     encode_request,
 )
 from tailrace.scanning.options import ScanSettings
-from tailrace.table.settings import TableSettings
 from tests.kit.batches import make_batch
 from tests.kit.processes import HANG_LIMIT_S
 from tests.kit.runs.documents import ROOT, check_part

@@ -30,7 +30,6 @@ from netfront.kafka.records import batch_layout, incoming, outgoing
 from netfront.kafka.records.compression import CODECS, pack, release, unpack
 from tailrace.format.record_batch.arrow_metadata import read_schema
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message
-from tailrace.kafka_records import batch_layout, incoming, outgoing
 from tailrace.kernel import keep_message, reference_kafka
 
 MAX_BYTES = 4 << 20

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Unpack
 
+from tailrace.consumer.table.changes import TableChange
+from tailrace.consumer.table.settings import TableOptions
+from tailrace.consumer.table.table import Offsets, Table, built
 from tailrace.core.errors import ClientClosedError, InvalidSettingError
 from tailrace.core.records import Record
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.table.changes import TableChange
-from tailrace.table.settings import TableOptions
-from tailrace.table.table import Offsets, Table, built
 
 
 class AsyncTable:

@@ -13,7 +13,7 @@ from netfront.kafka.records.incoming import to_batches
 from netfront.kafka.records.outgoing import from_batch
 from tests.netfront.kafka.records.batches import LAYOUT, SEED, Row, read_kafka, read_ours
 
-GOLDEN = pathlib.Path(__file__).parents[2] / "golden"
+GOLDEN = pathlib.Path(__file__).parents[3] / "golden"
 ROWS: list[Row] = [
     (b"k1", b"v1", 1_700_000_000_000, [("trace", b"\x00\x01"), ("empty", b""), ("null", None)]),
     (None, b"no key", 1_700_000_000_005, []),

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailrace.consumer.table import latest_store
+from tailrace.consumer.table.latest_store import LatestStore, Rows
 from tailrace.format.schema import HEADER_TYPE
-from tailrace.table import latest_store
-from tailrace.table.latest_store import LatestStore, Rows
 
 
 class Sent(NamedTuple):

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from tailrace.batch.topic_batch import TopicBatch
 from tailrace.client.topics.topic_metadata import TopicInfo
-from tailrace.table.chunk import HEADERS, VALUE
-from tailrace.table.latest_store import Rows
+from tailrace.consumer.table.chunk import HEADERS, VALUE
+from tailrace.consumer.table.latest_store import Rows
 
 TIME = "timestamp"
 TIME_TYPE = pa.timestamp("us", "UTC")

@@ -25,6 +25,11 @@ from tailrace.admin.admin import Admin
 from tailrace.batch.topic_batch import TopicBatch
 from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.consumer.consumer import Consumer
+from tailrace.consumer.table.changes import TableChange
+from tailrace.consumer.table.fetched_rows import rows_of
+from tailrace.consumer.table.key_codec import KeyCodec
+from tailrace.consumer.table.latest_store import LatestStore, Rows
+from tailrace.consumer.table.settings import FOR_CONSUMER, TableSettings
 from tailrace.core.errors import (
     LogTruncatedError,
     NotReachableError,
@@ -37,11 +42,6 @@ from tailrace.core.errors import (
 from tailrace.core.log import logger
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.scanning.latest.key_column import chosen_key
-from tailrace.table.changes import TableChange
-from tailrace.table.fetched_rows import rows_of
-from tailrace.table.key_codec import KeyCodec
-from tailrace.table.latest_store import LatestStore, Rows
-from tailrace.table.settings import FOR_CONSUMER, TableSettings
 
 POLL_MS = 100
 """The longest wait of the thread before it checks whether the table was closed."""

@@ -2,7 +2,7 @@
 
 Invariants:
 - A chunk's rows never change. Rows that are no key's latest any more are dropped with the chunk, or
-  when its live rows are copied to another one (`tailrace.table.latest_store`).
+  when its live rows are copied to another one (`tailrace.consumer.table.latest_store`).
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from tailrace.consumer.table.chunk import Chunk, taken
 from tailrace.kernel import KeyNumbers
 from tailrace.scanning.latest.key_column import number_keys
-from tailrace.table.chunk import Chunk, taken
 
 NOTHING, TOMBSTONE = -1, -2
 """Places of keys without a value: none is known, or the latest record has none."""

@@ -3,8 +3,8 @@
     with tailrace.Table("users", bootstrap=address) as users:
         users["u1"]
 
-Its thread (`tailrace.table.follower`) reads the topic from the beginning, and goes on reading.
-Lookups read memory and send nothing.
+Its thread (`tailrace.consumer.table.follower`) reads the topic from the beginning, and goes on
+reading. Lookups read memory and send nothing.
 
 Owner: any thread may use a Table. Its thread ends with `close`.
 
@@ -23,6 +23,10 @@ from types import TracebackType
 from typing import Any, Unpack
 
 from tailrace.client.config.setting_fields import build, documented, merged
+from tailrace.consumer.table.follower import Follower, Shared
+from tailrace.consumer.table.key_codec import KeyCodec
+from tailrace.consumer.table.latest_store import LatestStore
+from tailrace.consumer.table.settings import TableOptions, TableSettings
 from tailrace.core import fork
 from tailrace.core.errors import (
     ClientClosedError,
@@ -34,10 +38,6 @@ from tailrace.core.errors import (
 from tailrace.core.records import BatchMetadata, Record, RecordMetadata
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.core.validation import name_of, timeout_s_of
-from tailrace.table.follower import Follower, Shared
-from tailrace.table.key_codec import KeyCodec
-from tailrace.table.latest_store import LatestStore
-from tailrace.table.settings import TableOptions, TableSettings
 
 Offsets = (
     RecordMetadata
