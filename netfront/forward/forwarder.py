@@ -375,7 +375,7 @@ class Forwarder:
         generation = self.link.generation()
         if generation != self._generation:
             self._generation = generation
-            count += self._answer_for_the_dead(self.link)
+            count += self._answer_for_the_dead(self.link, generation)
         return count
 
     def _check_process(self) -> None:
@@ -395,12 +395,12 @@ class Forwarder:
             self.pending_requests.all(), LostOutcome(ErrorCode.NOT_READY, WITHOUT_MEMORY)
         )
 
-    def _answer_for_the_dead(self, link: ForwarderLink) -> int:
-        """Answer requests that the predecessor had taken.
+    def _answer_for_the_dead(self, link: ForwarderLink, generation: int) -> int:
+        """Answer requests that the predecessors of this generation had taken.
 
-        The successor takes those still in the lane.
+        It takes those that were still in the lane, and may have begun to.
         """
-        consumed = link.to_it.consumer_position()
+        consumed = link.to_it.consumed_before(generation)
         return self._abandon(
             [key for key, position in self._written.items() if position <= consumed], None
         )

@@ -148,7 +148,9 @@ assert LANE_MESSAGE.size == LANE_MESSAGE_BYTES
 
 
 class LaneLayout(NamedTuple):
-    """Layout of a lane. The writer stores `producer_position`, the reader `consumer_position`."""
+    """Layout of a lane. The writer stores `producer_position`, the reader the words of its line:
+    `consumer_position`, and where its process began (0 in lanes of readers that do not say so).
+    """
 
     lane_bytes: int
 
@@ -159,6 +161,14 @@ class LaneLayout(NamedTuple):
     @property
     def consumer_position(self) -> int:
         return self.producer_position + LINE_BYTES
+
+    @property
+    def reader_start(self) -> int:
+        return self.consumer_position + WORD_BYTES
+
+    @property
+    def reader_generation(self) -> int:
+        return self.reader_start + WORD_BYTES
 
     @property
     def data(self) -> int:

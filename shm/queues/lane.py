@@ -1,6 +1,7 @@
 """Lane: a queue of messages from one process to another in shared memory.
 
-Owner: the writer stores `producer_position`, the reader stores `consumer_position`.
+Owner: the writer stores `producer_position`, the reader stores `consumer_position`, `reader_start`
+and `reader_generation`.
 
 Invariants:
 - consumer_position <= producer_position <= consumer_position + lane_bytes.
@@ -61,6 +62,8 @@ class LaneWriter:
         self.payload_max = layout.lane_bytes // 2 - LANE_MESSAGE_BYTES
         self._producer_word = AtomicCounter(region.words, layout.producer_position)
         self._consumer_word = AtomicCounter(region.words, layout.consumer_position)
+        self._start_word = AtomicCounter(region.words, layout.reader_start)
+        self._generation_word = AtomicCounter(region.words, layout.reader_generation)
         self._data = region.bytes[layout.data : layout.data + layout.lane_bytes]
         self._producer_position = self._producer_word.load()
         self._consumer_position = self._consumer_word.load()
@@ -121,9 +124,14 @@ class LaneWriter:
         """End position of the last written message."""
         return self._producer_position
 
-    def consumer_position(self) -> int:
-        """Return the position up to which the reader has consumed."""
-        return self._consumer_word.load()  # SYNC POINT: lane consumer_position
+    def consumed_before(self, generation: int) -> int:
+        """Return the position up to which the readers before this generation, which has been
+        started, have consumed. The reader of this generation may have consumed more.
+        """
+        consumer_position = self._consumer_word.load()  # SYNC POINT: lane consumer_position
+        if self._generation_word.load() != generation:  # SYNC POINT: lane reader_generation
+            return consumer_position  # it had not begun when that was loaded
+        return self._start_word.load()
 
     def is_empty(self) -> bool:
         """True if the reader has consumed everything."""
@@ -144,8 +152,18 @@ class LaneReader:
         self.lane_bytes = layout.lane_bytes
         self._producer_word = AtomicCounter(region.words, layout.producer_position)
         self._consumer_word = AtomicCounter(region.words, layout.consumer_position)
+        self._start_word = AtomicCounter(region.words, layout.reader_start)
+        self._generation_word = AtomicCounter(region.words, layout.reader_generation)
         self._data = region.bytes[layout.data : layout.data + layout.lane_bytes]
         self.position = max(self._consumer_word.load(), resume_at)
+
+    def begin(self, generation: int) -> None:
+        """Publish where the process of this generation begins to read. Call it before the first
+        `consume`.
+        """
+        self._start_word.store(self.position)
+        # SYNC POINT: lane reader_generation (the start before it)
+        self._generation_word.store(generation)
 
     def peek(self) -> LaneMessage | None:
         """Return the message at `position`, or None. Raises LaneError."""

@@ -187,10 +187,12 @@ class ProcessContext:
         )
 
     def lane_reader(self, source: str, resume_at: int = 0) -> LaneReader:
-        return LaneReader(
+        reader = LaneReader(
             self.attach(f"{source}>{process_name(self.role, self.index)}", RegionKind.LANE),
             resume_at,
         )
+        reader.begin(self.spec.generation)
+        return reader
 
     def table(self, data_dir: int) -> PartitionTable:
         return PartitionTable(self.attach(f"table-{data_dir}", RegionKind.TABLE))

@@ -261,7 +261,11 @@ class FakeForwarder:
     def restart(self) -> None:
         """Killed; the supervisor has begun to start another."""
         self.slot.store(ProcessWord.GENERATION, self.slot.load(ProcessWord.GENERATION) + 1)
+
+    def begin(self) -> None:
+        """The successor has started."""
         self.requests = LaneReader(self._to_it)
+        self.requests.begin(self.slot.load(ProcessWord.GENERATION))
 
     def tell(self, assignment: Assignment) -> None:
         assert self.answers.try_write(LaneKind.ASSIGN, 0, 0, 0, 0, 0, (assignment.encode(),))

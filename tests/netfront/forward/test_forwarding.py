@@ -127,6 +127,7 @@ def test_what_a_killed_decider_had_taken_is_answered_and_what_it_had_not_waits_f
     assert forwarder.take() is not None
     forwarder.restart()
     world.step(after_ms=20)
+    forwarder.begin()
     answer = client.heard()
     assert set(answer) == {taken}
     assert answer[taken][0] is code
@@ -136,6 +137,34 @@ def test_what_a_killed_decider_had_taken_is_answered_and_what_it_had_not_waits_f
     forwarder.answer(message, {"by": "the successor"})
     world.settle()
     assert client.heard()[left][0] is ErrorCode.OK
+
+
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_a_front_that_sees_a_restart_late_waits_for_what_the_successor_has_taken(
+    world: FakeFront, client: FakeClient, restarts: int
+) -> None:
+    """A front without a processor sees a new generation when that has worked for a while."""
+    lost = [client.send_json(Api.CREATE_TOPICS, {}) for _ in range(restarts)]
+    left, further = (client.send_json(Api.CREATE_TOPICS, {}) for _ in range(2))
+    world.settle()
+    for _ in range(restarts):
+        assert world.controller.take() is not None
+        world.controller.restart()
+        world.controller.begin()
+    messages = [world.controller.take() for _ in range(2)]
+    world.step(after_ms=20)
+    heard = client.heard()
+    assert {number: answer[0] for number, answer in heard.items()} == dict.fromkeys(
+        lost, ErrorCode.TIMED_OUT
+    )
+    for message in messages:
+        assert message is not None
+        world.controller.answer(message, {"by": "the successor"})
+    world.settle()
+    heard = client.heard()
+    assert {number: answer[0] for number, answer in heard.items()} == dict.fromkeys(
+        [left, further], ErrorCode.OK
+    )
 
 
 def test_a_front_with_a_request_at_the_controller_looks_often_whether_it_lives(

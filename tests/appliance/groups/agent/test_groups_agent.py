@@ -237,9 +237,7 @@ def test_of_a_front_that_takes_no_answers_no_more_is_read_and_every_answer_comes
         world.ask(Api.GROUP_HEARTBEAT, {"size": 2000, "push": 1}, correlation_id=number)
     for _ in range(5):
         world.step()
-    assert world.ask_lanes[0].consumer_position() < world.ask_lanes[0].position, (
-        "the lane holds the rest back"
-    )
+    assert not world.ask_lanes[0].is_empty(), "the lane holds the rest back"
     assert not world.agent.has_more()
     assert world.agent.next_deadline_ns() is not None
     heard = []
