@@ -71,7 +71,7 @@ class Program:
         self.send(calls_back=True)
         self.send(LARGE, headers=[("h", b"1")])
         self.send(LARGE)
-        self.producer.flush(30)
+        self.producer.flush(60)
         assert self.driven.now_ns - started_ns < 10_000_000_000, (
             f"it blocked after an interrupt at {where}"
         )
@@ -127,7 +127,7 @@ def _flush(program: Program) -> Callable[[], object]:
 
 def _result(program: Program) -> Callable[[], object]:
     program.filled()
-    return lambda: program.handles[-1].result(30)
+    return lambda: program.handles[-1].result(60)
 
 
 def _turn(program: Program) -> Callable[[], object]:

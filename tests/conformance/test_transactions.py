@@ -381,7 +381,7 @@ def test_what_was_not_sent_fails_with_the_first_failure_so_that_a_flush_ends(
         with contextlib.suppress(TransactionAbortedError):  # the failure may be known by then
             for _ in range(40):
                 handles += await made.send(b"x" * 2_000)
-        await made.producer.flush(30)
+        await made.producer.flush(60)
         assert handles
         assert all(handle.done() for handle in handles)
         assert None not in [handle.exception() for handle in handles]

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from bench.peers.servers import free_port
 from tailrace import Admin, Consumer, NewTopic
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kafka.clients.programs import Program, engine_jars, java_command
+from tests.kit.hosts.ports import free_port
 from tests.kit.processes import kill_and_wait_for_successor, wait_until
 
 pytestmark = [

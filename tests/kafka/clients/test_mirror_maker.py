@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from bench.peers.servers import free_port
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kafka.clients.programs import Program, engine_jars, java_command
 from tests.kafka.conftest import SETTINGS
+from tests.kit.hosts.ports import free_port
 from tests.kit.processes import kill_and_wait_for_successor, wait_until
 
 pytestmark = [

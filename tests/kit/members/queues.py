@@ -43,6 +43,14 @@ def fill(appliance: EmbeddedAppliance, topic: str, count: int, start: int = 0) -
             producer.send(topic, b"%d" % number, key=b"k%d" % number, headers=[("h", b"x")])
 
 
+def keep_locks(appliance: EmbeddedAppliance, topic: str) -> None:
+    """Records that are acquired from now on stay locked. What a test has taken before loses its
+    short lock; what it takes then is its own, however slow the machine is.
+    """
+    with Admin(appliance.address) as admin:
+        admin.alter_topics({topic: {"group.share.record.lock.duration.ms": 60_000}})
+
+
 def share(
     appliance: EmbeddedAppliance, topic: str, group: str = "g", **settings: Any
 ) -> ShareConsumer:

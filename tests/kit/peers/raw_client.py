@@ -23,8 +23,9 @@ from tailrace.protocol.frame import (
     decode_response_header,
     encode_request,
 )
+from tests.kit.processes import HANG_LIMIT_S
 
-ANSWER_TIMEOUT_MS = 60_000
+ANSWER_TIMEOUT_MS = int(HANG_LIMIT_S * 1_000)
 
 
 class RawClient:

@@ -2,7 +2,7 @@
 would.
 
 ZMTP 3.0: a greeting of 64 bytes each way, a READY command each way, then frames: flags (1 more, 2
-long, 4 command), a length of 1 or 8 bytes, the body. Nothing here waits longer than `TIMEOUT_S`;
+long, 4 command), a length of 1 or 8 bytes, the body. Nothing here waits longer than `HANG_LIMIT_S`;
 sending answers False when the other end has closed.
 """
 
@@ -18,8 +18,8 @@ from typing import Self
 import orjson
 
 from tailrace.protocol.frame import API_VERSIONS, Api, encode_request
+from tests.kit.processes import HANG_LIMIT_S
 
-TIMEOUT_S = 60.0
 MORE, LONG, COMMAND = 1, 2, 4
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
 assert len(GREETING) == 64
@@ -61,7 +61,7 @@ class RawPeer:
         self.socket = socket.socket(
             socket.AF_UNIX if scheme == "ipc" else socket.AF_INET, socket.SOCK_STREAM
         )
-        self.socket.settimeout(TIMEOUT_S)
+        self.socket.settimeout(HANG_LIMIT_S)
         if receive_buffer_bytes:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
         self._received = bytearray()
@@ -99,9 +99,9 @@ class RawPeer:
         ready = select.poll()
         ready.register(self.socket, select.POLLOUT | select.POLLRDHUP)
         while left:
-            events = ready.poll(TIMEOUT_S * 1000)
+            events = ready.poll(HANG_LIMIT_S * 1000)
             if not events:
-                raise TimeoutError(f"the other end takes nothing for {TIMEOUT_S} s")
+                raise TimeoutError(f"the other end takes nothing for {HANG_LIMIT_S} s")
             if events[0][1] & (select.POLLRDHUP | select.POLLHUP | select.POLLERR):
                 return False
             try:

@@ -413,8 +413,8 @@ def test_what_a_query_reads_is_leased_until_it_stops(
 def test_a_query_waits_for_an_appliance_that_is_restarted_and_not_for_ever(
     tmp_path: pathlib.Path,
 ) -> None:
-    appliance = start_embedded(data_dir=str(tmp_path / "data"))
-    address = appliance.address
+    address = f"ipc://{tmp_path}/socket"
+    appliance = start_embedded(data_dir=str(tmp_path / "data"), listen=address)
     try:
         with Admin(address) as admin:
             admin.create_topics([NewTopic("t", 2)])

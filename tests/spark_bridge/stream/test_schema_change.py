@@ -44,7 +44,7 @@ def stopped() -> Iterator[None]:
 def made(appliance: EmbeddedAppliance, topic: str) -> Iterator[str]:
     with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
         admin.create_topics(NewTopic(topic, schema=FIRST))
-        producer.send(topic, FIRST_ROW).result(10)
+        producer.send(topic, FIRST_ROW).result(60)
         yield topic
         admin.delete_topics(topic)
 
@@ -53,7 +53,7 @@ def alter(appliance: EmbeddedAppliance, topic: str, *rows: dict[str, Any]) -> No
     with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
         admin.alter_topics(schema={topic: SECOND})
         for row in rows:
-            producer.send(topic, row).result(10)
+            producer.send(topic, row).result(60)
 
 
 class Stream:
@@ -97,7 +97,7 @@ def test_a_stream_goes_on_with_the_columns_of_its_start(
     alter(appliance, made, NEW_ROW)
     assert stream.rows() == [{"id": 2, "name": "b"}]
     with Producer(appliance.address) as producer:
-        producer.send(made, {**NEW_ROW, "id": 1 << 40}).result(10)
+        producer.send(made, {**NEW_ROW, "id": 1 << 40}).result(60)
     with pytest.raises(UnsupportedBatchError, match="column 'id' has a value of type int64"):
         stream.rows()
 

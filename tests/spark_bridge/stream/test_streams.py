@@ -151,8 +151,8 @@ def test_a_batch_that_failed_is_repeated_with_the_same_rows_also_the_first_of_al
 def test_a_running_query_takes_partitions_that_are_added_and_outlives_a_restart_of_the_appliance(
     spark: Any, tmp_path: pathlib.Path
 ) -> None:
-    data = str(tmp_path / "data")
-    appliance = start_embedded(data_dir=data, auto_create_topics=False)
+    data, address = str(tmp_path / "data"), f"ipc://{tmp_path}/socket"
+    appliance = start_embedded(data_dir=data, listen=address, auto_create_topics=False)
     query = None
     try:
         with Admin(appliance.address) as admin:
@@ -173,9 +173,7 @@ def test_a_running_query_takes_partitions_that_are_added_and_outlives_a_restart_
         query.processAllAvailable()
         assert output.rows == [0, 1, 2]
         appliance.stop()
-        appliance = start_embedded(
-            data_dir=data, listen=appliance.address, auto_create_topics=False
-        )
+        appliance = start_embedded(data_dir=data, listen=address, auto_create_topics=False)
         send(appliance, "t", 3, 4)
         query.processAllAvailable()
         assert output.rows == [0, 1, 2, 3, 4]

@@ -53,7 +53,7 @@ def test_records_are_appended_at_their_position(
         producer.set_position(topic, 0)
         futures = [producer.send(topic.topic, b"%d" % n, partition=0) for n in range(500)]
         producer.flush()
-        assert [future.result(1).offset for future in futures] == list(range(500))
+        assert [future.result(60).offset for future in futures] == list(range(500))
 
 
 def test_a_second_copy_appends_nothing(appliance: EmbeddedAppliance, topic: TopicPartition) -> None:
@@ -63,15 +63,15 @@ def test_a_second_copy_appends_nothing(appliance: EmbeddedAppliance, topic: Topi
     ):
         first.set_position(topic, 0)
         second.set_position(topic, 0)
-        first.send(topic.topic, b"one", partition=0).result(10)
+        first.send(topic.topic, b"one", partition=0).result(60)
         late = second.send(topic.topic, b"one", partition=0)
         with pytest.raises(OffsetConflictError):
-            late.result(10)
+            late.result(60)
         behind = second.send(topic.topic, b"two", partition=0)
         with pytest.raises(TailraceError):
-            behind.result(10)
+            behind.result(60)
         second.set_position(topic, 1)
-        assert second.send(topic.topic, b"two", partition=0).result(10).offset == 1
+        assert second.send(topic.topic, b"two", partition=0).result(60).offset == 1
     assert values(appliance, topic) == [b"one", b"two"]
 
 
@@ -79,29 +79,29 @@ def test_a_partition_without_a_position_takes_nothing(
     appliance: EmbeddedAppliance, topic: TopicPartition
 ) -> None:
     with PositionedProducer(appliance.address) as producer, pytest.raises(OffsetConflictError):
-        producer.send(topic.topic, b"one", partition=0).result(10)
+        producer.send(topic.topic, b"one", partition=0).result(60)
 
 
 def test_positions_in_transactions(appliance: EmbeddedAppliance, topic: TopicPartition) -> None:
     with Producer(appliance.address) as other:
-        other.send(topic.topic, b"before", partition=0).result(10)
+        other.send(topic.topic, b"before", partition=0).result(60)
     with PositionedProducer(appliance.address, transactional_id="positions") as producer:
         producer.init_transactions()
         producer.begin_transaction()
         producer.set_position(topic, 1)
         sent = producer.send(topic.topic, b"inside", partition=0)
         producer.commit_transaction()
-        assert sent.result(10).offset == 1
+        assert sent.result(60).offset == 1
         producer.begin_transaction()
         producer.set_position(topic, 2)  # the marker is there
         with pytest.raises(OffsetConflictError):
-            producer.send(topic.topic, b"wrong", partition=0).result(10)
+            producer.send(topic.topic, b"wrong", partition=0).result(60)
         producer.abort_transaction()
         producer.begin_transaction()
         producer.set_position(topic, 3)
         sent = producer.send(topic.topic, b"right", partition=0)
         producer.commit_transaction()
-        assert sent.result(10).offset == 3
+        assert sent.result(60).offset == 3
     wait_until(
         lambda: values(appliance, topic) == [b"before", b"inside", b"right"], "the commit is seen"
     )

@@ -279,8 +279,8 @@ def test_records_that_are_gone_before_they_were_read_take_their_keys_with_them(
 
 
 def test_a_table_outlives_its_appliance(tmp_path: pathlib.Path) -> None:
-    running = start_embedded(data_dir=str(tmp_path / "data"))
-    address = running.address
+    address = f"ipc://{tmp_path}/socket"
+    running = start_embedded(data_dir=str(tmp_path / "data"), listen=address)
     try:
         with Producer(address, acks="all", delivery_timeout_ms=60_000) as producer:
             producer.send("users", b"1", b"u1").result(60)

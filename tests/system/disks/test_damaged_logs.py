@@ -114,9 +114,9 @@ def test_a_reader_of_a_lost_past_is_told_where_it_parted(
     the manifest tells of an unclean stop. So it does to the next start when the first one after it
     did not get as far as recovery.
     """
-    running = start(tmp_path)
+    address = f"ipc://{tmp_path}/socket"
+    running = start_embedded(data_dir=str(tmp_path), listen=address, auto_create_topics=False)
     create(running, durability="memory")
-    address = running.address
     produce(running, 0, 6, size=200, each=True, acks=1)
     reader = consumer(running)
     while reader.position(ORDERS) < 6:

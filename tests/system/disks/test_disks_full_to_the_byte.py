@@ -104,7 +104,12 @@ def check_way_out(disk: pathlib.Path, way_out: WayOut) -> None:
             health = admin.describe_cluster()["data_dirs"][0]
             assert health["path"] == f"{disk}/data"
             with Producer(running.address, acks="all", delivery_timeout_ms=1_000) as producer:
-                assert "DISK_FULL" in str(producer.send("orders", b"x", partition=0).exception(60))
+
+                def is_refused() -> bool:
+                    handle = producer.send("orders", b"x", partition=0)
+                    return "DISK_FULL" in str(handle.exception(60))
+
+                wait_until(is_refused, "a record is refused, and told why")
             before = free_bytes(disk)
             way_out(admin)
             wait_until(lambda: free_bytes(disk) > before + (1 << 20), "there is room on the disk")

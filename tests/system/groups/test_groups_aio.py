@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tailrace import Producer, RebalanceListener, Record, TopicPartition
+from tailrace import Admin, Producer, RebalanceListener, Record, TopicPartition
 from tailrace.aio import AsyncConsumer
 from tailrace.core.errors import (
     ClientClosedError,
@@ -19,6 +19,8 @@ from tailrace.core.errors import (
 )
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.appliances.topics import create
+from tests.kit.members.groups import heartbeats
+from tests.kit.processes import HANG_LIMIT_S, wait_until
 from tests.kit.runs.aio import run
 
 PARTITIONS = 4
@@ -201,10 +203,13 @@ def test_heartbeats_go_on_while_the_program_awaits_and_a_loop_that_is_held_costs
     appliance: EmbeddedAppliance, filled: str
 ) -> None:
     async def main() -> None:
-        settings = {"session_timeout_ms": 1_500, "heartbeat_interval_ms": 200}
+        settings = {"session_timeout_ms": 5_000, "heartbeat_interval_ms": 200}
         async with member(appliance, filled, filled, **settings) as one:
             await read_until([one], RECORDS)
-            await asyncio.sleep(2.5)  # longer than its session: the loop shows that it is there
+            sent = heartbeats(one._consumer)
+            async with asyncio.timeout(HANG_LIMIT_S):
+                while heartbeats(one._consumer) < sent + 10:
+                    await asyncio.sleep(0.05)
             await one.commit()
             assert len(await one.assignment()) == PARTITIONS
             async with member(appliance, filled, filled, max_poll_interval_ms=400) as slow:
@@ -215,7 +220,11 @@ def test_heartbeats_go_on_while_the_program_awaits_and_a_loop_that_is_held_costs
                 with pytest.raises(CommitFailedError):
                     await slow.commit()
                 await poll_until_shared(one, slow)
-            threading.Event().wait(2.5)  # holds the loop
+            with Admin(appliance.address) as admin:  # holds the loop
+                wait_until(
+                    lambda: not admin.describe_groups(filled)[filled]["members"],
+                    "its session has ended",
+                )
             with pytest.raises(CommitFailedError):
                 await one.commit({TopicPartition(filled, 0): 1})
             await poll_until_shared(one)
@@ -227,10 +236,10 @@ def test_a_task_that_waits_for_long_is_a_task_that_polls(
     appliance: EmbeddedAppliance, filled: str
 ) -> None:
     async def main() -> None:
-        async with member(appliance, filled, filled, max_poll_interval_ms=300) as one:
+        async with member(appliance, filled, filled, max_poll_interval_ms=4_000) as one:
             await read_until([one], RECORDS)
             waiting = asyncio.create_task(one.getone())
-            await asyncio.sleep(1)
+            await asyncio.sleep(4.5)
             assert len(await one.assignment()) == PARTITIONS
             with Producer(appliance.address) as producer:
                 producer.send(filled, b"late").result(60)

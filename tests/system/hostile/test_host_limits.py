@@ -269,7 +269,8 @@ def test_no_room_for_a_dedicated_worker_is_said_and_it_is_hired_when_there_is(
                 admin.create_topics([NewTopic("own", 1, {"worker.dedicated": True})])
             except TailraceError:
                 pass  # it waits for its worker
-            wait_until(lambda: "no_dedicated_worker" in log.read_text(), "it is said")
+        wait_until(lambda: "no_dedicated_worker" in log.read_text(), "it is said")
+        with Admin(address) as admin:
             admin.create_topics([NewTopic("other", 1)])
         with Producer(address) as producer:
             producer.send("other", b"x").result(60)

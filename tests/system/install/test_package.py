@@ -310,7 +310,7 @@ assert importlib.util.find_spec("workers") is None and importlib.util.find_spec(
 os.environ["PYTHONPATH"] = {str(hostile)!r}
 with tailrace.embedded() as appliance:
     with tailrace.Producer(appliance.address) as producer:
-        producer.send("orders", b"one").result(20)
+        producer.send("orders", b"one").result(60)
     with tailrace.Consumer("orders", bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
         print(consumer.poll(20_000)[0].value)
 """  # noqa: E501
@@ -348,7 +348,7 @@ def test_a_programs_own_workers_and_shm_are_left_to_it(
 import appliance, netfront, shm, workers
 import tailrace
 with tailrace.embedded() as running, tailrace.Producer(running.address) as producer:
-    producer.send("orders", b"one").result(20)
+    producer.send("orders", b"one").result(60)
 print({module.whose for module in (appliance, netfront, shm, workers)})
 """
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
@@ -367,7 +367,7 @@ for name in {sorted({*SERVER_PACKAGES, *OF_THE_SERVER})}:
     assert importlib.util.find_spec(name) is None, name
 with tailrace.Admin({appliance.address!r}) as admin, tailrace.Producer({appliance.address!r}) as producer:
     admin.create_topics([tailrace.NewTopic("client-alone")])
-    producer.send("client-alone", b"one", key=b"k").result(20)
+    producer.send("client-alone", b"one", key=b"k").result(60)
 with tailrace.Consumer("client-alone", bootstrap={appliance.address!r}, auto_offset_reset="earliest") as consumer:
     print(consumer.poll(20_000)[0].value)
 try:

@@ -154,7 +154,7 @@ def test_a_topic_with_records_is_refused_and_can_be_appended_to(houses: Houses, 
     houses.produce(topic, range(100))
     with Admin(houses.target.address) as admin, Producer(houses.target.address) as producer:
         admin.create_topics([NewTopic(topic)])
-        producer.send(topic, b"older").result(10)
+        producer.send(topic, b"older").result(60)
     for arguments in (("--topics", topic, "--plan"), ("--topics", topic)):
         sentences = houses.migrate(*arguments, status=1)
         assert "has records that this migration did not bring. Delete it there" in sentences
@@ -171,7 +171,7 @@ def test_records_of_others_in_the_target_end_the_copy(houses: Houses, topic: str
     houses.produce(topic, range(100))
     houses.migrate("--topics", topic)
     with Producer(houses.target.address) as producer:
-        producer.send(topic, b"of another", partition=0).result(10)
+        producer.send(topic, b"of another", partition=0).result(60)
     houses.produce(topic, range(100, 200))
     assert "somebody else has written to it" in houses.migrate("--topics", topic, status=1)
 
@@ -271,7 +271,9 @@ def test_a_group_with_members_in_the_target_is_named(houses: Houses, topic: str)
     with Admin(houses.source.address) as admin:
         admin.alter_group_offsets(topic, {TopicPartition(topic, 0): 7})
     with Consumer(topic, bootstrap=houses.target.address, group_id=topic) as consumer:
-        consumer.poll(timeout_ms=1_000)
+        wait_until(
+            lambda: bool(consumer.poll(timeout_ms=100) or consumer.assignment()), "it has joined"
+        )
         sentence = houses.migrate("--topics", topic)
         assert f"the offsets of group {topic} were not set" in sentence
 

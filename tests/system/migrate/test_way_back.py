@@ -130,7 +130,7 @@ def test_the_old_topic_in_kafka_is_refused_by_the_plan(back: Houses, topic: str)
     back.produce(topic, range(5))
     with Admin(back.target.address) as admin, Producer(back.target.address) as producer:
         admin.create_topics([NewTopic(topic)])
-        producer.send(topic, b"older").result(10)
+        producer.send(topic, b"older").result(60)
     for arguments in ((), ("--plan",)):
         sentences = migrate(back, "run", "--topics", topic, *arguments, status=1)
         assert "did not bring. Delete it in Kafka first; --append would write" in sentences

@@ -6,7 +6,6 @@ import json
 import pathlib
 import re
 import shutil
-import socket
 import subprocess
 import urllib.parse
 import urllib.request
@@ -21,6 +20,7 @@ from tailrace.core.error_codes import ErrorCode
 from tailrace.core.records import Record
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.appliances.console import console_of, get, metrics
+from tests.kit.hosts.ports import free_port
 from tests.kit.peers.raw_client import RawClient
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 
@@ -168,9 +168,7 @@ def test_a_real_prometheus_scrapes_the_appliance(
     config = (RULES / "prometheus.yml").read_text().replace("127.0.0.1:7400", target)
     (tmp_path / "prometheus.yml").write_text(config.replace("15s", "1s"))
     (tmp_path / "tailrace.rules.yml").write_text((RULES / "tailrace.rules.yml").read_text())
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with subprocess.Popen(
         [
             "prometheus",

@@ -395,9 +395,9 @@ def test_stopped_children_of_a_killed_supervisor_are_killed_by_the_take_over(
 def test_a_producer_goes_on_when_the_appliance_is_stopped_and_started_again(
     tmp_path: pathlib.Path,
 ) -> None:
-    first = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
+    address = f"ipc://{tmp_path}/socket"
+    first = start_embedded(data_dir=str(tmp_path), listen=address, auto_create_topics=False)
     make_topic(first, 1)
-    address = first.address
     with Producer(address, acks="all", batch_size=2048) as producer:
         handles = [producer.send("orders", b"%d" % n) for n in range(3000)]
         assert first.stop() == 0
@@ -415,13 +415,13 @@ def test_what_cannot_be_delivered_raises_on_its_handle(tmp_path: pathlib.Path) -
     running = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
     make_topic(running, 1)
     errors: list[TailraceError | None] = []
-    with Producer(running.address, delivery_timeout_ms=1500) as producer:
+    with Producer(running.address, delivery_timeout_ms=5_000) as producer:
         producer.send("orders", b"x").result(60)
         assert running.stop() == 0
         handle = producer.send(
             "orders", b"y", on_delivery=lambda _metadata, error: errors.append(error)
         )
-        error = handle.exception(30)
+        error = handle.exception(HANG_LIMIT_S)
         assert error is not None
         assert error.code.name in ("NOT_REACHABLE", "DELIVERY_TIMEOUT")
         assert errors == [error]

@@ -27,6 +27,7 @@ from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tailrace.format.directory.data_dir import CONTROL_SOCKET
 from tailrace.protocol.frame import Api
 from tests.kit.cli import run
+from tests.kit.hosts.ports import free_port
 from tests.kit.processes import HANG_LIMIT_S, children, wait_until
 
 PARTITIONS = 3
@@ -118,10 +119,9 @@ class Clients:
 @pytest.fixture
 def own(tmp_path: pathlib.Path) -> Iterator[EmbeddedAppliance]:
     """An appliance of this test's own, on a port that it keeps."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    running = start_embedded(data_dir=str(tmp_path / "data"), listen=f"tcp://127.0.0.1:{port}")
+    running = start_embedded(
+        data_dir=str(tmp_path / "data"), listen=f"tcp://127.0.0.1:{free_port()}"
+    )
     with Admin(running.address) as admin:
         admin.create_topics(NewTopic("orders", PARTITIONS))
     yield running

@@ -29,7 +29,7 @@ CLIENT = """
     over_tcp, over_ipc, groups = sys.argv[1], sys.argv[2], [int(g) for g in sys.argv[3:]]
     # what is imported late lies where only the first user may read
     with tailrace.Admin(over_tcp) as admin, tailrace.Producer(over_tcp) as producer:
-        producer.send("orders", b"zero").result(30)
+        producer.send("orders", b"zero").result(60)
     from tailrace.client.connections import ipc_socket
     import grp, pwd
     os.setgroups(groups)
@@ -38,7 +38,7 @@ CLIENT = """
     began = time.monotonic()
     try:
         with tailrace.Producer(over_ipc) as producer:
-            producer.send("orders", b"one").result(30)
+            producer.send("orders", b"one").result(60)
         print("sent")
     except tailrace.NotReachableError as error:
         print(error)
@@ -113,7 +113,7 @@ def test_a_front_that_is_restarted_gives_its_socket_the_same_access(
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         kill_and_wait_for_successor(appliance, "tr-front-0")
         with tailrace.Producer(f"ipc://{path}") as producer:
-            producer.send("orders", b"one").result(30)
+            producer.send("orders", b"one").result(60)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 

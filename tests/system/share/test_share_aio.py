@@ -28,7 +28,7 @@ from tailrace import (
 from tailrace.aio import AsyncShareConsumer
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.share.record import ShareRecord
-from tests.kit.members.queues import LONG_MS, fill, make, read, share, start_offset
+from tests.kit.members.queues import LONG_MS, fill, keep_locks, make, read, share, start_offset
 from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
 from tests.kit.runs.aio import run, ticking
 from tests.kit.runs.cancellation import CancelledAt
@@ -240,6 +240,7 @@ def test_locks_that_pass_ends_and_a_topic_made_anew(
         consumer = consumer_of(appliance, topic, share_acknowledgement_mode="explicit")
         async with consumer:
             records = await take(consumer, 3)
+            await asyncio.to_thread(keep_locks, appliance, topic)
             with share(appliance, topic) as other:
                 again: list[ShareRecord] = []
                 while len(again) < 3:

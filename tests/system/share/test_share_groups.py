@@ -33,6 +33,7 @@ from tests.kit.members.queues import (
     LONG_MS,
     describe,
     fill,
+    keep_locks,
     make,
     poll_until,
     read,
@@ -192,6 +193,7 @@ def test_a_late_acknowledgement_is_refused_and_the_record_is_with_another(
     make(appliance, topic, 3, group_share_record_lock_duration_ms=300)
     with share(appliance, topic) as late, share(appliance, topic) as other:
         records = take(late, 3)
+        keep_locks(appliance, topic)
         again = poll_until(other, lambda found: len(found) == 3)
         assert {record.delivery_count for record in again} == {2}
         for record in again:

@@ -28,7 +28,7 @@ from tailrace import (
 from tailrace.aio import AsyncProducer, AsyncShareConsumer
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.appliances.orders import kill_everything, start
-from tests.kit.members.queues import make, share, start_offset, take
+from tests.kit.members.queues import keep_locks, make, share, start_offset, take
 from tests.kit.processes import HANG_LIMIT_S, kill_and_wait_for_successor, wait_until
 
 
@@ -117,6 +117,7 @@ def test_a_record_whose_lock_was_lost_aborts_and_the_other_member_makes_the_outp
         share(appliance, topic) as second,
     ):
         records = take(first, 1)
+        keep_locks(appliance, topic)
         first_producer.begin_transaction()
         work(first_producer, first, topic, records)
         found = take(second, 1)  # the lock has passed

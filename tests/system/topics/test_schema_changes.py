@@ -75,9 +75,9 @@ def filled(running: EmbeddedAppliance, admin: Admin, name: str) -> None:
     """A row of each of the first two versions."""
     create(admin, name)
     with Producer(running.address) as producer:
-        producer.send(name, OLD_ROW).result(10)
+        producer.send(name, OLD_ROW).result(60)
         admin.alter_topics(schema={name: SECOND})
-        producer.send(name, NEW_ROW).result(10)
+        producer.send(name, NEW_ROW).result(60)
 
 
 def read(consumer: Consumer, count: int) -> list[Any]:
@@ -116,15 +116,15 @@ def test_an_older_producer_goes_on_and_a_newer_one_learns_the_new_columns(
         Producer(running.address) as newer,
     ):
         older.send("producers", OLD_ROW)
-        newer.send("producers", OLD_ROW).result(10)
+        newer.send("producers", OLD_ROW).result(60)
         pending = older.send("producers", OLD_ROW)  # in a batch of the first version
         admin.alter_topics(schema={"producers": SECOND})
-        newer.send("producers", NEW_ROW).result(10)
+        newer.send("producers", NEW_ROW).result(60)
         newer.send_arrow("producers", pa.table({name: [NEW_ROW[name]] for name in NEW_ROW}))
         newer.send_arrow("producers", pa.table({name: [OLD_ROW[name]] for name in OLD_ROW}))
         newer.flush()
         older.flush()
-        pending.result(10)
+        pending.result(60)
         older.send("producers", OLD_ROW)
         older.flush()
         with pytest.raises(SchemaMismatchError, match="'other'"):
@@ -159,8 +159,8 @@ def test_a_column_that_a_row_leaves_out_has_its_default(
 ) -> None:
     filled(running, admin, "defaults")
     with Producer(running.address) as producer:
-        producer.send("defaults", {"id": 3}).result(10)
-        producer.send("defaults", {"id": 4, "price": None}).result(10)
+        producer.send("defaults", {"id": 3}).result(60)
+        producer.send("defaults", {"id": 4, "price": None}).result(60)
     with Consumer("defaults", bootstrap=running.address, auto_offset_reset="earliest") as consumer:
         assert [row["price"] for row in read(consumer, 4)] == [1.5, 2.0, 1.5, None]
 
@@ -173,8 +173,8 @@ def test_a_consumer_shows_all_versions_as_the_newest_or_each_as_it_is(
         assert read(consumer, 2) == [OLD_AS_SECOND, NEW_ROW]
         admin.alter_topics(schema={"consumed": THIRD})
         with Producer(running.address) as producer:
-            producer.send("consumed", {"id": 5, "old": "new"}).result(10)
-            producer.send("consumed", OLD_ROW).result(10)
+            producer.send("consumed", {"id": 5, "old": "new"}).result(60)
+            producer.send("consumed", OLD_ROW).result(60)
         assert read(consumer, 2) == [
             {"note": None, "price": None, "id": 5, "title": None, "old": "new"},
             {"note": None, "price": 1.5, "id": 1, "title": "a", "old": None},
@@ -226,13 +226,13 @@ def test_a_share_group_delivers_all_versions_as_the_newest(
             "shared", bootstrap=running.address, group_id="g", auto_offset_reset="earliest"
         ) as consumer,
     ):
-        producer.send("shared", OLD_ROW).result(10)
+        producer.send("shared", OLD_ROW).result(60)
         found: list[Any] = []
         while not found:
             found = [record.value for record in consumer.poll(10_000)]
         admin.alter_topics(schema={"shared": SECOND})
-        producer.send("shared", NEW_ROW).result(10)
-        producer.send("shared", OLD_ROW).result(10)
+        producer.send("shared", NEW_ROW).result(60)
+        producer.send("shared", OLD_ROW).result(60)
         while len(found) < 3:
             found += [record.value for record in consumer.poll(10_000)]
     assert found == [OLD_ROW, NEW_ROW, OLD_AS_SECOND]
@@ -257,7 +257,7 @@ def test_a_scan_and_its_latest_rows_have_the_newest_schema(
     ]
     assert scan(columns=["note"], end=1) == [{"note": None}]
     with Producer(running.address) as producer:
-        producer.send(name, {"id": 1, "title": "again"}).result(10)
+        producer.send(name, {"id": 1, "title": "again"}).result(60)
     assert scan(latest=True, key_column="id") == [
         NEW_ROW,
         {"id": 1, "title": "again", "price": 1.5, "note": None},
@@ -267,13 +267,13 @@ def test_a_scan_and_its_latest_rows_have_the_newest_schema(
 def test_a_table_goes_on_over_a_change(running: EmbeddedAppliance, admin: Admin) -> None:
     create(admin, "table")
     with Producer(running.address) as producer:
-        producer.send("table", {"id": 1, "name": "a", "old": "key"}).result(10)
-        producer.send("table", {"id": 2, "name": "b", "old": "other"}).result(10)
+        producer.send("table", {"id": 1, "name": "a", "old": "key"}).result(60)
+        producer.send("table", {"id": 2, "name": "b", "old": "other"}).result(60)
         with tailrace.Table("table", bootstrap=running.address, key_column="name") as table:
             assert table["a"] == {"id": 1, "name": "a", "old": "key"}
             altered = pa.schema([("name", pa.utf8()), ("id", pa.int64()), ("more", pa.utf8())])
             admin.alter_topics(schema={"table": altered})
-            producer.send("table", {"id": 1 << 40, "name": "b", "more": "m"}).result(10)
+            producer.send("table", {"id": 1 << 40, "name": "b", "more": "m"}).result(60)
             wait_until(lambda: table["b"]["id"] == 1 << 40, "the table has the row")
             assert table["a"] == {"name": "a", "id": 1, "more": None}
             assert table["b"] == {"name": "b", "id": 1 << 40, "more": "m"}
@@ -282,8 +282,8 @@ def test_a_table_goes_on_over_a_change(running: EmbeddedAppliance, admin: Admin)
             with pytest.raises(
                 SchemaMismatchError, match="'name' is string, and the topic has bin"
             ):
-                producer.send("table", {"name": "c", "id": 3}).result(10)
-            producer.send("table", {"name": b"c", "id": 3}).result(10)
+                producer.send("table", {"name": "c", "id": 3}).result(60)
+            producer.send("table", {"name": b"c", "id": 3}).result(60)
             wait_until(lambda: has_row(table, b"c"), "the table has read the keys again")
             assert table[b"c"] == {"name": b"c", "id": 3}
 
@@ -327,13 +327,13 @@ def test_an_old_producer_and_an_old_reader_meet_five_newer_versions(
         Producer(running.address) as producer,
         Consumer("five", bootstrap=running.address, auto_offset_reset="earliest") as consumer,
     ):
-        producer.send("five", OLD_ROW, partition=0).result(10)
+        producer.send("five", OLD_ROW, partition=0).result(60)
         assert read(consumer, 1) == [OLD_ROW]
         for number in range(5):
             schema = schema.append(field(f"c{number}", pa.int64(), default=str(number)))
             admin.alter_topics(schema={"five": schema})
         for partition in (0, 1):
-            producer.send("five", OLD_ROW, partition=partition).result(10)
+            producer.send("five", OLD_ROW, partition=partition).result(60)
         added = {f"c{number}": number for number in range(5)}
         assert read(consumer, 2) == [{**OLD_ROW, **added}] * 2
 
@@ -477,7 +477,7 @@ def test_an_older_client_gets_an_error_for_an_altered_topic_and_no_wrong_values(
     filled(running, admin, "for-old-clients")
     create(admin, "unaltered")
     with Producer(running.address) as producer:
-        producer.send("unaltered", OLD_ROW).result(10)
+        producer.send("unaltered", OLD_ROW).result(60)
     monkeypatch.setitem(API_VERSIONS, Api.FETCH, (2, 3))
     with Consumer("unaltered", bootstrap=running.address, auto_offset_reset="earliest") as consumer:
         assert read(consumer, 1) == [OLD_ROW]
@@ -501,7 +501,7 @@ def test_a_data_directory_of_the_version_before_is_taken_and_altered(
         Producer(appliance.address) as producer,
     ):
         create(client, "before")
-        producer.send("before", OLD_ROW).result(10)
+        producer.send("before", OLD_ROW).result(60)
     catalog = sqlite3.connect(f"{data}/coordinator.db", isolation_level=None)
     catalog.executescript(
         """
@@ -523,7 +523,7 @@ def test_a_data_directory_of_the_version_before_is_taken_and_altered(
         (version,) = client.describe_schemas("before")
         assert (version.schema, version.author) == (FIRST, "")
         client.alter_topics(schema={"before": SECOND})
-        producer.send("before", NEW_ROW).result(10)
+        producer.send("before", NEW_ROW).result(60)
         assert read(consumer, 2)[1:] == [NEW_ROW]
         scanned = tailrace.scan("before", appliance.address).read_all()
         assert scanned.to_pylist() == [OLD_AS_SECOND, NEW_ROW]
@@ -538,13 +538,13 @@ def test_a_group_goes_on_over_a_change_and_commits_what_it_has_read(
             "grouped", bootstrap=running.address, group_id="schemas", auto_offset_reset="earliest"
         ) as consumer:
             for partition in (0, 1):
-                producer.send("grouped", OLD_ROW, partition=partition).result(10)
+                producer.send("grouped", OLD_ROW, partition=partition).result(60)
             assert read(consumer, 2) == [OLD_ROW] * 2
             admin.alter_topics(schema={"grouped": SECOND})
             for partition in (0, 1):
-                producer.send("grouped", NEW_ROW, partition=partition).result(10)
+                producer.send("grouped", NEW_ROW, partition=partition).result(60)
             assert read(consumer, 2) == [NEW_ROW] * 2
-        producer.send("grouped", OLD_ROW, partition=0).result(10)
+        producer.send("grouped", OLD_ROW, partition=0).result(60)
         with Consumer("grouped", bootstrap=running.address, group_id="schemas") as consumer:
             assert read(consumer, 1) == [OLD_AS_SECOND]
 

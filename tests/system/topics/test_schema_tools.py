@@ -42,10 +42,10 @@ def file(tmp_path: pathlib.Path) -> str:
 def altered(running: EmbeddedAppliance, name: str, file: str, partitions: int = 1) -> None:
     with Admin(running.address) as admin, Producer(running.address) as producer:
         admin.create_topics(NewTopic(name, partitions, schema=FIRST))
-        producer.send(name, FIRST_ROW).result(10)
+        producer.send(name, FIRST_ROW).result(60)
         run(running, "topic", "alter", name, "--schema", file, "--rename", "name=title",
             "--default", "price=1.5")  # fmt: skip
-        producer.send(name, NEW_ROW).result(10)
+        producer.send(name, NEW_ROW).result(60)
 
 
 def shown(running: EmbeddedAppliance, *arguments: str) -> Any:
@@ -167,12 +167,12 @@ def test_an_export_goes_on_with_the_newest_columns(
     topic, target = f"export-{form}", str(tmp_path / form)
     with Admin(running.address) as admin, Producer(running.address) as producer:
         admin.create_topics(NewTopic(topic, schema=FIRST))
-        producer.send(topic, FIRST_ROW).result(10)
+        producer.send(topic, FIRST_ROW).result(60)
         assert sum(c.rows for c in Export(topic, target, running.address, format=form).run()) == 1
         second = FIRST.append(pa.field("more", pa.float64()))
         admin.alter_topics(schema={topic: second})
-        producer.send(topic, {"id": 2, "name": "b", "more": 0.5}).result(10)
-        producer.send(topic, FIRST_ROW).result(10)
+        producer.send(topic, {"id": 2, "name": "b", "more": 0.5}).result(60)
+        producer.send(topic, FIRST_ROW).result(60)
         assert sum(c.rows for c in Export(topic, target, running.address, format=form).run()) == 2
     if form == "parquet":
         files = sorted(pathlib.Path(target).rglob("*.parquet"))
@@ -204,7 +204,7 @@ def test_a_restart_and_a_rebuilt_catalog_have_all_versions_and_a_stopped_directo
                 (v.schema_id, v.schema_message) for v in versions
             ]
             assert (rebuilt[1].author, rebuilt[1].created_us) == ("", 0)
-            producer.send("kept", FIRST_ROW).result(10)
+            producer.send("kept", FIRST_ROW).result(60)
             newest = rebuilt[1].schema.append(pa.field("more", pa.int8()))
             admin.alter_topics(schema={"kept": newest})
             assert admin.describe_schemas("kept")[-1].schema_id > versions[-1].schema_id

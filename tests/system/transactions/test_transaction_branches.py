@@ -143,7 +143,7 @@ def test_a_second_owner_aborts_all_branches_and_fences_their_writers(
 def test_a_timeout_aborts_what_only_branches_have_written(
     appliance: EmbeddedAppliance, rows: str, writer: BranchWriterProcess
 ) -> None:
-    with Producer(appliance.address, transactional_id=rows, transaction_timeout_ms=1_000) as owner:
+    with Producer(appliance.address, transactional_id=rows, transaction_timeout_ms=5_000) as owner:
         owner.begin_transaction()
         (branch,) = owner.create_transaction_branches(1)
         writer.begin(appliance.address, rows, branch, ["a", "b"])

@@ -110,7 +110,7 @@ def test_a_client_that_opens_and_never_ends_holds_readers_for_its_timeout_and_no
     appliance: EmbeddedAppliance, topics: tuple[str, str], topic: str
 ) -> None:
     with Producer(appliance.address) as plain:
-        silent = Producer(appliance.address, transactional_id=topic, transaction_timeout_ms=1_500)
+        silent = Producer(appliance.address, transactional_id=topic, transaction_timeout_ms=5_000)
         silent.begin_transaction()
         silent.send(topics[1], b"never committed")
         silent.flush()

@@ -47,7 +47,7 @@ def test_a_prepared_transaction_outlives_its_owner_and_every_process(
 ) -> None:
     directory = str(tmp_path / "data")
     running = start_embedded(data_dir=directory, auto_create_topics=False)
-    producer = Producer(running.address, transactional_id="billing", transaction_timeout_ms=1_000)
+    producer = Producer(running.address, transactional_id="billing", transaction_timeout_ms=5_000)
     with Admin(running.address) as admin:
         admin.create_topics([NewTopic("orders", 2)])
         producer.begin_transaction()
