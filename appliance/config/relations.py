@@ -149,7 +149,7 @@ def _addresses(settings: Settings) -> Iterator[Conflict]:
 
 
 def _open_console(settings: Settings) -> Iterator[Conflict]:
-    """Without users whoever reaches the console reads all records and sees all that is in it."""
+    """Without users, everybody who reaches the console reads all records."""
     if (
         open_addresses([f"tcp://{settings.http_listen}"])
         and not settings.is_secured

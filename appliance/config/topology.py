@@ -1,7 +1,6 @@
 """Topology of a host: its cores as Linux numbers them, with their physical core and NUMA node.
 
-Owner: nobody; it is read from /sys and /proc, from the output of lscpu, or made for a host on
-paper.
+Owner: none. It is read from /sys and /proc, from the output of lscpu, or made for a host on paper.
 
 Invariants:
 - Cores are in the order of their numbers, each once.

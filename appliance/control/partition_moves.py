@@ -385,7 +385,7 @@ class PartitionMoves:
         return 1
 
     def _reason_to_wait(self, each: _Move) -> str:
-        """Why the former files of a partition stay; empty: they may go."""
+        """The reason why the former files of a partition stay; "": they may go."""
         if self._has_open(each):
             return WAITS_FOR_TRANSACTIONS
         has_lease = bool(each.leases & self._leases.names_of(*each.key))

@@ -47,7 +47,7 @@ def write_result(data_dir: str, result: BackupResult) -> None:
 
 
 def read_result(data_dir: str, target: str) -> BackupResult | None:
-    """The result at a target; None if there is none that can be read."""
+    """The result at a target; None if it is missing or unreadable."""
     return _read(_path(data_dir, target))
 
 

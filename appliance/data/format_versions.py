@@ -98,7 +98,7 @@ def record(path: str) -> None:
 
 
 def _read(path: str) -> tuple[str, dict[str, int]] | None:
-    """(version of Tailrace, formats) of the file; None if there is none that can be read."""
+    """(version of Tailrace, formats) of the file; None if it is missing or unreadable."""
     try:
         content: Any = checked_json.decode(checked_json.read(f"{path}/{FORMATS_FILE}"))
         return str(content["tailrace"]), {

@@ -202,7 +202,7 @@ class Session:
 
     def _find_last_rows(self, bounds: Mapping[TopicPartition, tuple[int, int]]) -> None:
         """The last record of a partition that was written plainly is read again in the source, if
-        it is still there: nobody else may have written to the target.
+        it is still there: the target may have no other writer.
         """
         offsets = {}
         for partition, standing in self.standings.items():

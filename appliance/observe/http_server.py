@@ -11,7 +11,7 @@ Invariants:
 - No record depends on the console. It is started when everything serves. If its port is taken, it
   logs that and retries.
 - Each request has a thread, and the agent's step never waits for one.
-- A connection that is silent or slow stops nobody (see `appliance.observe.open_connections`).
+- A connection that is silent or slow delays no other (see `appliance.observe.open_connections`).
 - The modules that read HTTP and write metrics are imported with the first connection, by its thread
   (see `appliance.observe.http_service`).
 Crash: a successor listens again.

@@ -2,8 +2,7 @@
 `appliance.observe.console`.
 
 The console imports this module with its first connection, in that connection's thread: it brings
-some 140 modules and 12 MB, which a console that nobody asks has no use for. No other process
-imports it.
+some 140 modules and 12 MB, which an unused console does not need. No other process imports it.
 """
 
 from __future__ import annotations

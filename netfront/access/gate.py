@@ -3,8 +3,8 @@
 Owner: one front; the controller feeds it.
 
 Invariants:
-- Without the whole feed nobody is admitted. A later feed is collected beside what is in force, and
-  replaces it at its end.
+- Until the feed is complete, no user is admitted. A later feed is collected beside what is in
+  force, and replaces it at its end.
 - A session's principal is that of its user now. When the user is deleted or disabled, or the key is
   removed or expires, the session ends with the next step.
 - A rule that changes is in force with the next decision.

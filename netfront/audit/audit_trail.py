@@ -11,8 +11,8 @@ Invariants:
 - Data goes on whatever happens to the audit log.
 - At most EVENTS_MAX events wait, of a session SESSION_EVENTS_MAX. Those beyond are counted, and an
   event has their number.
-- Nobody without a right makes it write at once: rights are checked before an event is waited for,
-  and a denial that is repeated is counted.
+- Only a user with the right makes it write at once: rights are checked before an event is waited
+  for, and a denial that is repeated is counted.
 - No event has a secret: values under names of secrets are left out.
 
 Crash: events that wait are lost with the front, except those of administration, which is then not

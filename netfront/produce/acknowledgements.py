@@ -26,7 +26,7 @@ from tailrace.protocol.frame import Api
 
 
 class Acknowledgements:
-    """What workers and flushers have decided, on its way to the clients."""
+    """Decisions of workers and flushers, on their way to the clients."""
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ Owner: one front.
 Invariants:
 - `drop` is the only place where a session ends. It notifies every component that knows the session.
 - A silent connection holds no credit.
-- With users a session ends with its connection, whoever has the identity next.
+- With users a session ends with its connection. Another connection with its identity gets its own.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def _socket_path(address: str) -> str | None:
 
 
 def _bind_path(socket: zmq.Socket[bytes], path: str, access: SocketAccess) -> None:
-    """Bind to a Unix socket that nobody but its owner can use before it has its group and mode.
+    """Bind to a Unix socket that only its owner can use until it has its group and mode.
 
     libzmq replaces a socket that exists, also one of a running program. Raises zmq.ZMQError,
     OSError.

@@ -26,7 +26,7 @@ _IDS_IN_MESSAGE = 200
 
 
 class PackedRegistration(NamedTuple):
-    """What the newest decision of an id has registered."""
+    """The registrations of the newest decision of an id."""
 
     ordinal: int
     id_number: int

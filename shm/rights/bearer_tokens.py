@@ -51,7 +51,7 @@ class TokenError(ValueError):
 
 
 class TokenRules(NamedTuple):
-    """What is expected of a token beside its signature."""
+    """Claims that a token must have beside its signature."""
 
     issuer: str
     audiences: tuple[str, ...]

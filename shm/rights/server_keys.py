@@ -1,8 +1,8 @@
 """Keys of the appliance: its server key, and the context of its own clients (console, tools).
 
 `server.key` has the CURVE key pair that proves the appliance to its clients. `own.context` is the
-context of the appliance's own clients: whoever may read it may do everything, as whoever may write
-in the data directory can.
+context of the appliance's own clients: an account that may read it may do everything, as one that
+may write in the data directory can.
 
 Owner: the supervisor makes both at the first start with security. Fronts and console read them.
 
@@ -289,7 +289,7 @@ def _plain(data: bytes) -> Any:
 
 
 def _read(path: str, decode: Any) -> dict[str, Any] | None:
-    """The content of a file that nobody else may read; None if it is missing or damaged. Raises
+    """The content of a file that only its owner may read; None if it is missing or damaged. Raises
     KeysUnusableError.
     """
     try:

@@ -63,7 +63,7 @@ def abort_tasks(options: SinkOptions, tasks: Sequence[WrittenTask]) -> None:
 
 
 def abort_run(options: SinkOptions, identity: str, run: str) -> None:
-    """The same for a job of which no task has ended, by its name. Nobody else has that."""
+    """The same for a job of which no task has ended, by its name, which no other job has."""
     with _client(options, identity) as client:
         try:
             if client.is_known():

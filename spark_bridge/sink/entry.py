@@ -36,8 +36,8 @@ def stream_sink(given: Mapping[str, str]) -> DataSourceStreamWriter:
     """Make the writer of `df.writeStream`.
 
     With the output mode "complete" each batch appends all rows, as with Kafka's sink. Spark makes
-    the writer twice for each micro-batch, so nobody is asked here: the first task names a column
-    that does not fit, before it writes a row.
+    the writer twice for each micro-batch, so the appliance is not asked here: the first task names
+    a column that does not fit, before it writes a row.
 
     Raises: InvalidSettingError.
     """

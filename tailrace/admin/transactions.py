@@ -110,9 +110,10 @@ class TransactionAdmin:
 
     @operation
     def commit_transaction(self, transactional_id: str) -> Steps[None]:
-        """Commit the prepared transaction of an id, whoever has prepared it, and whatever became of
-        its producer since. `abort_transaction` aborts it. Raises UnknownTransactionalIdError,
-        InvalidTransactionError when the id has no prepared transaction.
+        """Commit the prepared transaction of an id, whichever program has prepared it, and whatever
+        became of its producer since. `abort_transaction` aborts it. Raises
+        UnknownTransactionalIdError, InvalidTransactionError when the id has no prepared
+        transaction.
         """
         (name,) = name_list("transactional_id", transactional_id)
         request = {"transactional_id": name}

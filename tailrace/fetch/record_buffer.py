@@ -422,8 +422,8 @@ class RecordBuffer:
         self._moving = ()
 
     def follow(self, cursors: Mapping[TopicPartition, PartitionPosition]) -> None:
-        """`keep_assigned`, if the assignment is another one: whoever made it may have been cut
-        off.
+        """`keep_assigned`, if the assignment is another one: the call that made it may have been
+        interrupted.
         """
         if cursors is not self._cursors:
             self.keep_assigned(cursors)

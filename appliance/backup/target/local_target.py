@@ -5,7 +5,7 @@ Owner: the backup that holds the lock; restores and checks read.
 Invariants:
 - A file gets its name when it is whole and synced. `sync` makes the names durable.
 - A directory that vanishes, or is unmounted, is not made again.
-- One backup at a time: an flock on `lock`. Objects are removed only while nobody reads them: an
+- One backup at a time: an flock on `lock`. Objects are removed only while they have no reader: an
   flock on `reading`.
 
 Crash: files named `*.tmp` are left, and the next backup removes them.
@@ -107,7 +107,7 @@ class LocalTarget:
 
     @contextmanager
     def removing(self) -> Iterator[bool]:
-        """True in the block if nobody reads: objects may be removed."""
+        """True in the block if there is no reader: objects may be removed."""
         fd = os.open(f"{self.path}/{READING_FILE}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

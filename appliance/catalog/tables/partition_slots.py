@@ -31,7 +31,7 @@ class MissingDirectoryError(RuntimeError):
 
 
 class CatalogFullError(RuntimeError):
-    """No slot is left for another partition."""
+    """The slots are used up: another partition gets none."""
 
 
 class PartitionSlots:

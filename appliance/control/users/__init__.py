@@ -1,1 +1,1 @@
-"""Users and ACLs: requests to the controller, and to a data directory that nobody serves."""
+"""Users and ACLs: requests to the controller, and to a data directory that is not served."""

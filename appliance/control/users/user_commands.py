@@ -84,7 +84,7 @@ class UserCommands:
     def ensure_administrator(self, data_dir: str, address: str) -> None:
         """Make the user `admin`, whose context is in the data directory, if there are no users: at
         the first start with security, and where the catalog was lost. `address`: of the appliance.
-        An error is logged: then nobody is let in.
+        An error is logged; the appliance then has no users, and lets no client in.
         """
         try:
             if count_users(self._database):

@@ -1,7 +1,7 @@
 """Leases of groups whose members speak Kafka's classic protocol to a gateway.
 
-The gateway has these members, and renews a lease while there are some. Meanwhile nobody joins the
-group by another protocol, deletes it, or changes its offsets from outside.
+The gateway has these members, and renews a lease while there are some. Meanwhile no member joins
+the group by another protocol, deletes it, or changes its offsets from outside.
 
 Owner: the service. Leases are in memory: after a restart of this process they are renewed within
 seconds, by the heartbeats of the members.

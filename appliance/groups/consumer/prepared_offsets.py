@@ -60,7 +60,7 @@ class PreparedOffsets:
             self._counts[group] = self._counts.get(group, 0) + len(offsets)
 
     def remove(self, commits: Iterable[GroupOffsets]) -> None:
-        """That transaction is decided."""
+        """A transaction is decided."""
         for group, offsets in commits:
             for one in offsets:
                 self._ids.pop((group, (one.topic_id, one.partition)), None)

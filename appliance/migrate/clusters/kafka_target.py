@@ -67,7 +67,7 @@ class KafkaTarget:
         return self._read_journal()
 
     def peek(self) -> list[bytes | None]:
-        """The values of the journal, empty without one; nobody is fenced."""
+        """The values of the journal, empty without one; no run is fenced."""
         if self._journal.topic not in self._cluster.topic_names():
             return []
         return self._read_journal()

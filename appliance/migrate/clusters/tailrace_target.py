@@ -106,7 +106,7 @@ class TailraceTarget:
         return [record[1] for record in self._visible(self._journal, 0)]
 
     def peek(self) -> list[bytes | None]:
-        """The values of the journal, empty without one; nobody is fenced. Raises
+        """The values of the journal, empty without one; no run is fenced. Raises
         InterruptedSessionError.
         """
         if self._journal.topic not in self.topics():

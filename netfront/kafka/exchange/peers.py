@@ -266,7 +266,7 @@ class PeerTransport:
             peer.on_refused(reason)
 
     def claim(self, identity: bytes) -> Claim | None:
-        """The user of the peer's connection. None: it has ended, or nobody needs to log in."""
+        """The user of the peer's connection. None: it has ended, or the appliance has no users."""
         peer = self._peers.get(identity)
         return None if peer is None else peer.claim
 

@@ -376,7 +376,7 @@ class ClassicGroup:
 
     @property
     def is_unused(self) -> bool:
-        """True if nobody belongs to it."""
+        """True if it has no members."""
         return not self.members and not self._pending
 
     def next_deadline_ns(self) -> int:

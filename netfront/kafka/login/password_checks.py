@@ -8,8 +8,8 @@ Invariants:
   every one that does not log in, and tries again.
 - Hosts take turns, so one that sends many passwords keeps no other host waiting for more than its
   own.
-- Equal passwords of one user from one host are checked once while they wait. A check that nobody
-  waits for any more does not begin.
+- Equal passwords of one user from one host are checked once while they wait. A check begins only
+  while a login waits for it.
 - A password that was right is known by a keyed hash of it, as long as its user has it, so that a
   client that comes back needs no other check. A wrong one is always checked, and takes as long as
   that of an unknown user.

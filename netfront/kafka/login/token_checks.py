@@ -3,8 +3,7 @@
 Owner: one gateway.
 
 Invariants:
-- Keys that cannot be used replace none that can: after a change that fails the former ones are in
-  use.
+- Keys stay in use until a change brings others that can be used.
 - Without OAUTHBEARER among the mechanisms no file is read, and nothing of it is loaded.
 """
 

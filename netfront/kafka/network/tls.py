@@ -4,8 +4,7 @@ Owner: one gateway.
 
 Invariants:
 - A handshake never blocks the loop: it goes on when the socket is ready.
-- Certificates that cannot be used replace none that can: after a reload that fails the former ones
-  are in use.
+- Certificates stay in use until a reload finds others that can be used.
 - A connection keeps the certificates that it was made with.
 
 Source: Python's ssl, which is OpenSSL. TLS 1.2 and 1.3.

@@ -157,7 +157,7 @@ def _decode(module: Any, data: memoryview, bytes_max: int) -> memoryview:
 
 
 def release(unpacked: Readable) -> None:
-    """Take back what `unpack` has returned, and nobody else uses any more."""
+    """Take back what `unpack` has returned, once it is not in use any more."""
     if isinstance(unpacked, memoryview) and isinstance(unpacked.obj, bytearray):
         buffer = unpacked.obj
         unpacked.release()

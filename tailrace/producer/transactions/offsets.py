@@ -1,7 +1,8 @@
 """Offsets that go with the commit of a transaction.
 
 Owner: pure.
-Invariants: offsets of a member are never sent as those of nobody, which no rebalance would fence.
+Invariants: offsets of a member are sent with its member id and epoch, so that a rebalance fences
+them.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ Invariants:
 - Each offset of a range is returned once, in order: with its record, as an offset without a record
   (a control batch, an aborted one, or removed by compaction or retention), or as unreadable.
 - Records outside of the ranges are not returned.
-- A part of a range is read once it is stored: whoever stores it moves the range's `first` behind it
-  in the same statement. No signal handler runs between two plain stores, so an interrupted call
-  neither loses nor repeats a part.
+- A part of a range is read once it is stored: the statement that stores it also moves the range's
+  `first` behind it. No signal handler runs between two plain stores, so an interrupted call neither
+  loses nor repeats a part.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A change by a transaction is a batch of the delay log. Of each row that it changes it has two rows:
 the row as it was, then the change that the commit makes. The change takes effect at the marker. In
-between the row is out of the pending store, so it is not delivered, and no one else can change it.
+between the row is out of the pending store, so it is not delivered, and no other request can change
+it.
 
     change read:    pending store --> reservation
     commit marker:  the row is gone; its replacement, if there is one, is pending

@@ -15,7 +15,7 @@ Invariants:
 - A part of the copy is used if `copied.json` names the file that it was copied from, by inode, size
   and time; of an active segment its beginning, if it was copied in this boot and the last batch
   that was copied is there still. After a power loss or a cut the segment may have other batches.
-- Nobody else writes to the copy: it is locked until it has its name.
+- The copy has one writer: it is locked until it has its name.
 - The complete copy and its name are durable before ARRIVAL_FILE is there: the controller decides
   by that file, and power may be lost then.
 - A copy for which there is no space is removed: the directory has partitions of its own.

@@ -8,7 +8,7 @@ Invariants:
 - While `is_behind`, the last stable offset does not move: an entry, or a segment's index, is not
   written yet.
 - An entry goes to each segment with an index that the transaction can have batches in. One too many
-  harms nobody, since an epoch has a single transaction.
+  is harmless, since an epoch has a single transaction.
 - What a checkpoint covers has its entries synced, and the names of its indexes.
 
 Crash: `recover` compares the indexes of the walked segments with their headers. Those of earlier

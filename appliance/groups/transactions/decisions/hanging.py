@@ -1,4 +1,4 @@
-"""Open transactions that nobody owns: workers found them, and asked for their outcome.
+"""Open transactions without an owner: workers found them, and asked for their outcome.
 
 The answer ends them, so each is here for a moment only. One that stays needs an operator.
 

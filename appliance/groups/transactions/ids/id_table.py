@@ -67,7 +67,7 @@ class Entry:
         return 0 if self._claims is None else self._claims.needed_count
 
     def forget_claims(self) -> None:
-        """No branch has a writer: another transaction begins."""
+        """Let another transaction begin: no branch has a writer any more."""
         self._claims = None
 
     @property

@@ -175,7 +175,7 @@ class Ending:
         self._step.answer(requester, orjson.dumps(body), code, depends=True)
 
     def decide_by_id(self, requester: Requester, request: DecideRequest) -> None:
-        """Whoever knows the id decides its prepared transaction, and gets no next epoch."""
+        """A caller that knows the id decides its prepared transaction, and gets no next epoch."""
         entry = self._step.entry(request.transactional_id)
         row, name = entry.row, shown(request.transactional_id)
         end = find_end(row.ended, request.producer_id, request.epoch)

@@ -43,7 +43,7 @@ class PrepareRequest(NamedTuple):
 
 
 class DecideRequest(NamedTuple):
-    """END_TRANSACTION with `by_id`: the decision of whoever knows the id."""
+    """END_TRANSACTION with `by_id`: the decision of a caller that knows the id."""
 
     transactional_id: str
     producer_id: int

@@ -2,7 +2,7 @@
 file of the data directory.
 
 Owner: the console process makes the file when it is missing or damaged. `tailrace console` reads
-it: whoever may read the data directory may use it. With a credential there is no file.
+it: an account that may read the data directory may use it. With a credential there is no file.
 Invariants:
 - Only the owner can read the file.
 - A link in its place is never followed.

@@ -2,7 +2,7 @@
 
 Owner: the sampler's thread.
 Invariants:
-- One client is kept while somebody watches, and closed when nobody does.
+- One client is kept while a page is open, and closed afterwards.
 """
 
 from __future__ import annotations

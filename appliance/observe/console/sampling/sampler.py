@@ -3,7 +3,7 @@ that browsers get.
 
 Owner: its thread writes the samples. Threads of requests read them under the lock.
 Invariants:
-- Nobody watches: no thread, no request to a front.
+- While no page is open there is no thread, and no request to a front.
 - Samples take at most a twentieth of the time: the pause after one is at least 19 times as long as
   it took.
 - The history is bounded: HISTORY_MAX points in all and for each group, GROUPS_MAX groups.
@@ -51,7 +51,7 @@ class Sampler:
         interval_ns: int = INTERVAL_NS,
     ) -> None:
         """`take` takes a sample, with the groups of the former one or anew. `close` ends what it
-        asked with, when nobody watches any more.
+        asked with, when no page is open any more.
         """
         self._take = take
         self._close = close
@@ -118,7 +118,7 @@ class Sampler:
     # ---- thread ----------------------------------------------------------------------------------
 
     def _is_old(self) -> bool:
-        """True after a pause in which nobody watched: the sample is a former run's."""
+        """True after a pause without an open page: the sample is a former run's."""
         return self._sample is None or self._now_ns() - self._sample.now_ns > IDLE_NS
 
     def _start(self) -> None:
