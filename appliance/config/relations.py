@@ -129,8 +129,8 @@ def _addresses(settings: Settings) -> Iterator[Conflict]:
         yield Conflict(
             ("security.enabled", "listen"),
             f"listen has {reached[0]}, which other hosts reach, and security.enabled is false: "
-            "whoever reaches the port could do everything. Leave security.enabled at auto, or say "
-            "security.trusted_network = true if you vouch for everybody in that network",
+            "everybody who reaches the port could do everything. Leave security.enabled at auto, "
+            "or say security.trusted_network = true if you vouch for everybody in that network",
         )
     try:
         ipc_access(settings.ipc_mode, settings.ipc_group)
@@ -158,7 +158,7 @@ def _open_console(settings: Settings) -> Iterator[Conflict]:
         yield Conflict(
             ("http.listen", "security.enabled"),
             f"http.listen is {settings.http_listen!r}, which other hosts reach, and this appliance "
-            "has no users: whoever reaches the console could read every record. Listen on "
+            "has no users: everybody who reaches the console could read every record. Listen on "
             "127.0.0.1, set security.enabled = true (then the console has a login), or say "
             "security.trusted_network = true if you vouch for everybody in that network",
         )
@@ -257,9 +257,9 @@ def _listener_security(
             yield Conflict(
                 ("kafka.listen", "security.enabled"),
                 f"kafka.listen has {listener.address}, which other hosts reach, and "
-                "security.enabled is false: whoever reaches the port could do everything. Leave "
-                "security.enabled at auto, or say security.trusted_network = true if you vouch for "
-                "everybody there",
+                "security.enabled is false: everybody who reaches the port could do everything. "
+                "Leave security.enabled at auto, or say security.trusted_network = true if you "
+                "vouch for everybody there",
             )
         return
     if listener.protocol == PLAINTEXT:
@@ -277,10 +277,10 @@ def _listener_security(
     if listener.protocol == SASL_PLAINTEXT and is_reached and not settings.security_trusted_network:
         yield Conflict(
             ("kafka.listen", "kafka.tls.certificate"),
-            f"kafka.listen has {shown}, which other hosts reach, and it is not encrypted: whoever "
-            "listens to the network could read and change what clients send. Name a certificate "
-            "(kafka.tls.certificate), or say security.trusted_network = true if you vouch for "
-            "everybody there",
+            f"kafka.listen has {shown}, which other hosts reach, and it is not encrypted: "
+            "everybody who listens to the network could read and change what clients send. Name a "
+            "certificate (kafka.tls.certificate), or say security.trusted_network = true if you "
+            "vouch for everybody there",
         )
 
 

@@ -43,14 +43,14 @@ class Settings:
     )
     security_enabled: str = setting(
         "auto",
-        "Whether clients must be users, with encrypted connections over TCP: true, false, or auto: "
+        "Clients must be users, with encrypted connections over TCP: true, false, or auto: "
         "true if `listen` or `kafka.listen` has an address that other hosts reach.",
         name="security.enabled",
         choices=CHOICES,
     )
     security_trusted_network: bool = setting(
         False,
-        "Whether everybody who reaches the addresses of `listen` may do everything: the operator "
+        "Everybody who reaches the addresses of `listen` may do everything: the operator "
         "vouches for the network. Other hosts can then be served without users.",
         name="security.trusted_network",
     )
@@ -107,8 +107,8 @@ class Settings:
     )
     kafka_sasl_plain_without_tls: bool = setting(
         False,
-        "Whether Kafka clients may log in with PLAIN or OAUTHBEARER on a connection that is not "
-        "encrypted: whoever listens to the network then reads their passwords and tokens.",
+        "Kafka clients may log in with PLAIN or OAUTHBEARER on a connection that is not "
+        "encrypted: everybody who listens to the network then reads their passwords and tokens.",
         name="kafka.sasl.plain_without_tls",
         live=True,
     )
@@ -174,7 +174,7 @@ class Settings:
     )
     kafka_tls_client_auth: str = setting(
         "none",
-        "Whether Kafka clients show a certificate: none, requested or required. On an SSL:// address "
+        "Certificates of Kafka clients: none, requested or required. On an SSL:// address "
         "of an appliance with users they must, for it says which user they are.",
         name="kafka.tls.client_auth",
         choices=("none", "requested", "required"),
@@ -222,7 +222,7 @@ class Settings:
     )
     busy_poll_us: int | str = setting(
         "auto",
-        "How long fronts and workers poll for more work before they sleep, microseconds (0 to "
+        "Time that fronts and workers poll for more work before they sleep, microseconds (0 to "
         "10000; 0: not at all). Polling saves a wake-up for each step of an ack and uses the "
         'core meanwhile. "auto" polls (100) only if each front, worker and flusher can have a '
         "core; never with 1 or 2 cores.",
@@ -285,7 +285,7 @@ class Settings:
     slots: int = setting(4096, "Most partitions of the appliance.", minimum=16, maximum=1 << 20)
     stop_timeout_ms: int = setting(
         20_000,
-        "How long a clean stop may take before the remaining processes are killed, ms.",
+        "Time that a clean stop may take before the remaining processes are killed, ms.",
         minimum=100,
         live=True,
     )
@@ -321,8 +321,7 @@ class Settings:
     )
     auto_create_topics: bool = setting(
         False,
-        "Whether producers may create a missing topic by sending to it; embedded appliances "
-        "allow it.",
+        "Producers may create a missing topic by sending to it; embedded appliances allow it.",
         live=True,
     )
     checkpoint_bytes: int = setting(
@@ -353,7 +352,7 @@ class Settings:
     )
     producer_ids_max: int = setting(
         10_000,
-        "How many producers each partition remembers, to recognise repeated batches (about 250 "
+        "Number of producers that each partition remembers, to recognise repeated batches (about 250 "
         "bytes each, in worker and flusher; ten times that in all partitions of a worker). "
         "Beyond 256, producers that sent nothing for 15 minutes are forgotten; if there are "
         "none, new ones are refused with TOO_MANY_PRODUCERS.",
@@ -410,7 +409,7 @@ class Settings:
     )
     transaction_prepared_max_ms: int = setting(
         604_800_000,
-        "A prepared transaction that nobody has decided for this long is aborted, ms. 0: it waits "
+        "A prepared transaction that is not decided for this long is aborted, ms. 0: it waits "
         "for ever.",
         minimum=0,
         name="transaction.prepared.max.ms",
@@ -433,7 +432,7 @@ class Settings:
     )
     flush_linger_ms: int = setting(
         0,
-        "How long the flusher waits for a larger group of batches, ms. 0: not at all; under "
+        "Time that the flusher waits for a larger group of batches, ms. 0: not at all; under "
         "load groups form without it.",
         maximum=10_000,
         name="flush.linger_ms",
@@ -457,7 +456,7 @@ class Settings:
     )
     topic_delete_retention_ms: int = setting(
         0,
-        "How long a deleted topic stays in the bin, ms, where `tailrace topic undelete` finds it; "
+        "Time that a deleted topic stays in the bin, ms, where `tailrace topic undelete` finds it; "
         "its records keep their space until then, or until their disk is nearly full. 0: deletion "
         "frees the space at once.",
         name="topic.delete.retention.ms",
@@ -465,7 +464,7 @@ class Settings:
     )
     cleaner_check_interval_ms: int = setting(
         15_000,
-        "How often compacted topics are looked at for something to clean, ms.",
+        "Interval at which compacted topics are checked for something to clean, ms.",
         minimum=10,
         maximum=86_400_000,
         name="cleaner.check.interval.ms",
@@ -494,7 +493,7 @@ class Settings:
     )
     audit_enabled: bool = setting(
         False,
-        "Whether sign-ins, administration and denials are written to the audit log (docs/audit.md). "
+        "Sign-ins, administration and denials are written to the audit log (docs/audit.md). "
         "While it cannot be written, administration is refused.",
         name="audit.enabled",
     )
@@ -523,7 +522,7 @@ class Settings:
     )
     audit_journal: bool = setting(
         False,
-        "Whether the lines of the audit log go to systemd's journal, too.",
+        "The lines of the audit log go to systemd's journal, too.",
         name="audit.journal",
     )
     audit_data: list[str] = setting(

@@ -95,7 +95,7 @@ _TABLE = (
         "cleanup.policy",
         str,
         "delete",
-        "What is done with old records: delete removes segments by retention.ms and "
+        "Treatment of old records: delete removes segments by retention.ms and "
         "retention.bytes; compact keeps the latest record of each key, and a record needs a key; "
         "compact,delete does both.",
         allowed=POLICIES,
@@ -113,7 +113,7 @@ _TABLE = (
         "min.compaction.lag.ms",
         int,
         0,
-        "How long a record of a compacted topic stays at least, also when a later one has its "
+        "Time that a record of a compacted topic stays at least, also when a later one has its "
         "key, ms.",
     ),
     TopicSetting(
@@ -128,7 +128,7 @@ _TABLE = (
         "delete.retention.ms",
         int,
         86_400_000,
-        "How long a tombstone (a record with a key and without a value) of a compacted topic "
+        "Time that a tombstone (a record with a key and without a value) of a compacted topic "
         "stays after the first cleaning that met it, ms.",
     ),
     TopicSetting(
@@ -191,7 +191,7 @@ _TABLE = (
         "delay.enabled",
         bool,
         False,
-        "Whether producers may have records of this topic delivered later (deliver_at, "
+        "Producers may have records of this topic delivered later (deliver_at, "
         "deliver_after); turned off, what is pending is still delivered.",
         allowed=("true", "false"),
     ),
@@ -206,7 +206,7 @@ _TABLE = (
         "partitioner",
         str,
         "producer",
-        "How producers choose a record's partition: producer: as each is set; hash_slots: by "
+        "Rule by which producers choose a record's partition: producer: as each is set; hash_slots: by "
         "the key's hash slot, so that a key keeps its order when partitions are added; only "
         "when it is created.",
         allowed=("producer", HASH_SLOTS),
@@ -215,7 +215,7 @@ _TABLE = (
         "delivery.paused",
         bool,
         False,
-        "Whether consumer groups and share groups are given no records of the topic: their "
+        "Consumer groups and share groups are given no records of the topic: their "
         "members keep their partitions and go on where they were once it is false; producers, "
         "and readers without a group, are not held up.",
         allowed=("true", "false"),
@@ -232,7 +232,7 @@ _TABLE = (
         "group.share.record.lock.duration.ms",
         int,
         30_000,
-        "How long a record is locked for a member of a share group, ms; then another member may "
+        "Time that a record is locked for a member of a share group, ms; then another member may "
         "get it.",
         minimum=100,
         maximum=3_600_000,
@@ -241,7 +241,7 @@ _TABLE = (
         "group.share.delivery.count.limit",
         int,
         5,
-        "How often a share group delivers a record that is not accepted; then it goes to the "
+        "Number of times that a share group delivers a record that is not accepted; then it goes to the "
         "dead-letter topic.",
         minimum=1,
         maximum=10_000,

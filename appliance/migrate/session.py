@@ -229,7 +229,7 @@ class Session:
             f"{rows.partition.topic}-{rows.partition.partition} has a last record in the target "
             f"that is not the one at offset {rows.offsets[0]} of the source: somebody else has "
             "written to it. Begin under another --name, with a new topic in the target, and let "
-            "nobody write to it before the switch.",
+            "no other program write to it before the switch.",
         )
         return False
 

@@ -157,7 +157,7 @@ class TailraceTarget:
         if offsets != list(range(start, start + len(offsets))):
             raise MigrationError(
                 f"{partition.topic}-{partition.partition} has records from offset {start} on that "
-                "this migration did not write: let nobody else write to it before the switch."
+                "this migration did not write: let no other program write to it before the switch."
             )
         return len(offsets)
 

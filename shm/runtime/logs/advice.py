@@ -378,7 +378,7 @@ LOG_EVENTS: dict[str, LogEvent] = {
         "give the appliance more memory; look for clients that do not read (`peer_closed`)",
     ),
     "no_administrator": LogEvent(
-        "there are no users, and none could be made: nobody is let in",
+        "there are no users, and none could be made: no client is let in",
         "mend the file that the line names, then restart the controller: tailrace restart",
     ),
     "no_console_token": LogEvent(
@@ -454,7 +454,7 @@ LOG_EVENTS: dict[str, LogEvent] = {
         "look at the reason, and at docs/limits.md",
     ),
     "prepared_transaction_aborted": LogEvent(
-        "nobody decided a prepared transaction within transaction.prepared.max.ms",
+        "a prepared transaction was not decided within transaction.prepared.max.ms",
         "mend the program that prepared it: it did not come back",
     ),
     "producer_snapshot_damaged": LogEvent(

@@ -92,7 +92,7 @@ class ProducerSettings:
     transactional_id: str | None = field(
         default=None,
         metadata={
-            "doc": "Name of the producer that makes transactions, and of nobody else at a time. "
+            "doc": "Name of the producer that makes transactions, and of no other one at a time. "
             "Needs acks=all and enable_idempotence. None: no transactions."
         },
     )
@@ -110,7 +110,7 @@ class ProducerSettings:
         "ms; at most its transaction.max.timeout.ms.",
         1,
     )
-    retries: int = number_field(2**31 - 1, "How many times a batch is sent again.")
+    retries: int = number_field(2**31 - 1, "Number of times that a batch is sent again.")
     metadata_max_age_ms: int = number_field(
         60_000,
         "Time between two looks at the topics that the producer sends to, ms: added partitions and "

@@ -169,7 +169,7 @@ def move(
     else:
         echo(
             f"{partition} is in {target}: {human_bytes(copied)} copied, closed for "
-            f"{closed_s * 1000:.0f} ms; its former files are removed when nobody reads them"
+            f"{closed_s * 1000:.0f} ms; its former files are removed when no reader needs them"
         )
 
 
