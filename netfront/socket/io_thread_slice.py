@@ -59,9 +59,12 @@ def io_threads() -> list[int]:
     """Return the ids of the I/O threads of this process's libzmq contexts."""
     found = []
     for name in os.listdir("/proc/self/task"):
-        with open(f"/proc/self/task/{name}/comm", encoding="ascii", errors="replace") as file:
-            if "/IO/" in file.read():
-                found.append(int(name))
+        try:
+            with open(f"/proc/self/task/{name}/comm", encoding="ascii", errors="replace") as file:
+                if "/IO/" in file.read():
+                    found.append(int(name))
+        except OSError:
+            continue  # this thread has ended
     return found
 
 

@@ -143,9 +143,8 @@ class Router:
             socket, addresses, given, "" if security is None else security.secret_key
         )
         begin_zero_copy(self._context)
-        threads = io_threads()
-        self._io_thread_slice = IoThreadSlice(lambda slice_ns: set_slice_ns(threads, slice_ns))
-        self._pause = SweepPause(cpu_clock(threads), time.monotonic_ns)
+        self._io_thread_slice = IoThreadSlice(lambda slice_ns: set_slice_ns(io_threads(), slice_ns))
+        self._pause = SweepPause(cpu_clock(io_threads), time.monotonic_ns)
         self._moved = 0
         """Messages received, and pages of 4 KiB received or sent."""
         self._relisten_ns = NEVER_NS

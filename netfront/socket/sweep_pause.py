@@ -24,10 +24,20 @@ _PER_THREAD_CPU = 6
 """CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED of the kernel: the low bits of a thread's clock id."""
 
 
-def cpu_clock(threads: Sequence[int]) -> Callable[[], int]:
-    """Return a function that returns the CPU time of these threads together, ns."""
-    clocks = [(~thread << 3) | _PER_THREAD_CPU for thread in threads]
-    return lambda: sum(map(time.clock_gettime_ns, clocks))
+def cpu_clock(find_threads: Callable[[], Sequence[int]]) -> Callable[[], int]:
+    """Return a function that returns the CPU time of the I/O threads together, ns.
+
+    It finds the threads when it is called, until there are some: a thread gives itself its name
+    when it first runs, which may be after the socket listens. A connection shows that it has run.
+    """
+    clocks: list[int] = []
+
+    def cpu_ns() -> int:
+        if not clocks:
+            clocks.extend((~thread << 3) | _PER_THREAD_CPU for thread in find_threads())
+        return sum(map(time.clock_gettime_ns, clocks))
+
+    return cpu_ns
 
 
 class SweepPause:
