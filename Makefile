@@ -17,7 +17,7 @@ PURE_TESTS := tests/tailrace/kernel tests/conformance \
 	$(addprefix tests/system/topics/test_,sparse_batches.py \
 	hash_slots.py::test_adding_partitions_under_load_keeps_the_order_of_every_key delays.py::test_records_come_when_they_are_due_in_due_order_and_never_early)
 
-.PHONY: deb rpm wheels packaging demo test test-all test-pure check verify services lakes kernel simulate simulate-transactions torture torture-delays torture-groups torture-transactions torture-spark fuzz load bench bench-peers bench-scale bench-delays bench-transactions bench-groups bench-rebalance bench-pairs bench-wakeups bench-kafka-records bench-idle bench-compaction bench-restarts bench-scan bench-spark bench-spark-sink bench-spark-streaming lint java prepare-spark clean
+.PHONY: deb rpm wheels packaging demo test test-all test-pure check verify services lakes kernel simulate simulate-transactions torture torture-delays torture-groups torture-transactions torture-spark fuzz load bench bench-peers bench-scale bench-delays bench-transactions bench-groups bench-rebalance bench-pairs bench-wakeups bench-kafka-records bench-idle bench-compaction bench-security bench-restarts bench-scan bench-spark bench-spark-sink bench-spark-streaming lint java prepare-spark clean
 
 demo: $(KERNEL) java
 	@$(BIN)/python -P -m bench.demo
@@ -144,6 +144,10 @@ bench-wakeups: $(KERNEL)
 # Cleaning, acknowledgements beside it, small batches. MB=500 ONLY=cleaning,foreground,small KAFKA=1.
 bench-compaction: $(KERNEL)
 	@$(BIN)/python -P -m bench.compaction
+
+# Encryption, users and rules against none, in pairs. ONLY=curve,rules,login,catalog,strangers ROUNDS=5 MB=32.
+bench-security: $(KERNEL)
+	@$(BIN)/python -P -m bench.security
 
 # CPU and wake-ups of each thread of an appliance whose clients are silent. ARGS='--seconds 30 --clients 1 --partitions 1000 --json'.
 bench-idle: $(KERNEL)
