@@ -155,14 +155,14 @@ class Settings:
     kafka_tls_certificate: str = setting(
         "",
         "File with the certificate of the Kafka port and those that lead to its authority, PEM. A "
-        "reload reads it again. Empty: no TLS.",
+        "reload reads it again; `credential:NAME` for a credential of systemd. Empty: no TLS.",
         name="kafka.tls.certificate",
         live=True,
     )
     kafka_tls_key: str = setting(
         "",
-        "File with the private key of the certificate, PEM, not encrypted. Empty: it is in the file "
-        "of the certificate.",
+        "File with the private key of the certificate, PEM, not encrypted; `credential:NAME` for a "
+        "credential of systemd. Empty: it is in the file of the certificate.",
         name="kafka.tls.key",
         live=True,
     )

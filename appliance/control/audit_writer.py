@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,20 @@ class AuditWriter:
         self._wall_us = wall_us
         self._log: AuditLog | None = None
         self._is_failing = False
+        self._line_counts: Counter[str] = Counter()
+        """Lines by event, of this process. Names of fronts and of the log itself alone."""
+        self._dropped_count = 0
+        self._failure_count = 0
+
+    def described(self) -> dict[str, Any]:
+        """Counters of this process, and whether the log is written."""
+        return {
+            "directory": self._settings["directory"],
+            "is_failing": self._is_failing,
+            "lines": dict(self._line_counts),
+            "dropped": self._dropped_count,
+            "failures": self._failure_count,
+        }
 
     def write(self, request: dict[str, Any]) -> dict[str, Any]:
         """Write `events`. Raises AuditUnavailableError."""
@@ -44,6 +59,7 @@ class AuditWriter:
             if not self._is_failing:
                 logger.error("audit_not_written path=%s error=%r", directory, str(error))
             self._is_failing = True
+            self._failure_count += 1
             if self._log is not None:
                 self._log.close()
                 self._log = None
@@ -51,6 +67,10 @@ class AuditWriter:
                 f"the audit log in {directory} cannot be written ({error}); administration is "
                 "refused until it can"
             ) from error
+        for event in events:
+            self._line_counts[str(event.get("event"))] += 1
+            if event.get("event") == "events_dropped":
+                self._dropped_count += int(event["count"])
         if self._is_failing:
             self._is_failing = False
             logger.info("audit_written_again path=%s", self._settings["directory"])

@@ -287,6 +287,9 @@ def build(
         topics, publisher, host_view, topic_bin, spec.instance, answer_max
     )
     description.moves = moves.described
+    audit = _audit_writer(context)
+    if audit is not None:
+        description.audit = audit.described
     configs = _config_commands(context, catalog, send, answer_max)
     producer_ids = ProducerIds(
         catalog, publisher,
@@ -301,7 +304,7 @@ def build(
         catalog=catalog, changes=changes, commands=commands, topic_bin=topic_bin, leases=leases,
         compaction=_compaction(context, publisher, commands, state_of), configs=configs,
         producer_ids=producer_ids, rights=rights, description=description,
-        audit=_audit_writer(context), send=send, error_handler=error_handler,
+        audit=audit, send=send, error_handler=error_handler,
         answer_max=answer_max,
     )  # fmt: skip
     parts = Parts(

@@ -48,6 +48,8 @@ class ClusterDescription:
         self._page_bytes_max = answer_max // 2
         self.moves: Callable[[], list[dict[str, Any]]] = list
         """Partitions that move (`appliance.control.partition_moves`)."""
+        self.audit: Callable[[], dict[str, Any] | None] = lambda: None
+        """State of the audit log, None without one."""
 
     def describe(self, request: dict[str, Any]) -> dict[str, Any]:
         """`offline_after`: [topic, partition], the last of the page before. Raises
@@ -82,6 +84,7 @@ class ClusterDescription:
             "memory": self._host_view.memory,
             "backups": self._host_view.backups(),
             "moves": self.moves(),
+            "audit": self.audit(),
             "console": self._host_view.console(),
             "topics": sum(not topic.delay_of for topic in self._topics.values()),
             "partitions": count,

@@ -32,7 +32,7 @@ FORMATS = {
     "transaction index": 1,
     "delayed records": 4,
     "coordinator.db": 9,
-    "groups.db": 9,
+    "groups.db": 10,
 }
 """The newest version of each format that this version of Tailrace writes. The owner of a format has
 the same number (`tests/appliance/data/test_format_versions.py` compares them).

@@ -16,11 +16,13 @@ import datetime as dt
 import logging
 import os
 from collections.abc import Callable, Container, Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 import orjson
 from zmq.utils import z85
 
+from netfront.access.delay_owners import with_owners
 from netfront.access.page_tokens import SEALED, PageTokens
 from netfront.access.rules import OPEN, RULES, refuse_unless
 from netfront.session.sessions import Session
@@ -43,7 +45,8 @@ it: the names of users have no parentheses.
 """
 _NAME_USER = frozenset(
     (
-        int(Api.GROUP_HEARTBEAT), int(Api.SHARE_ACQUIRE), int(Api.SHARE_ACKNOWLEDGE),
+        int(Api.GROUP_HEARTBEAT), int(Api.COMMIT_OFFSETS),
+        int(Api.SHARE_ACQUIRE), int(Api.SHARE_ACKNOWLEDGE),
         int(Api.END_TRANSACTION), int(Api.INIT_TRANSACTIONS), int(Api.CREATE_BRANCHES),
         int(Api.JOIN_TRANSACTION), int(Api.DESCRIBE_TRANSACTION),
     )
@@ -330,17 +333,18 @@ class Gate:
             refuse_unless(principal, rule.needs(seen, self.topic_name))
         return body if seen == request else orjson.dumps(seen)
 
-    @staticmethod
-    def with_user(principal: Principal, api: int, body: bytes) -> bytes:
+    def with_user(self, principal: Principal, api: int, body: bytes) -> bytes:
         """The body of a request, with its user in `user` where a member of a share group or an
-        owner of transactions belongs to one.
+        owner of transactions belongs to one, and in the entries of changes of delayed records.
         """
+        if api == Api.CHANGE_DELAYS:
+            return orjson.dumps(with_owners(principal, orjson.loads(body), self.topic_name))
         if api not in _NAME_USER:
             return body
         request = orjson.loads(body)
-        acknowledgements = request.get("acknowledgements")
-        parts = acknowledgements if isinstance(acknowledgements, list) else []
-        for holder in (request, *parts):
+        parts = [request.get(field) for field in ("acknowledgements", "offsets")]
+        lists = [part for part in parts if isinstance(part, list)]
+        for holder in (request, *chain.from_iterable(lists)):
             if isinstance(holder, dict):
                 holder["user"] = principal.user
         return orjson.dumps(request)

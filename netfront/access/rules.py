@@ -201,9 +201,14 @@ def _list_delays(request: Request, _names: TopicName) -> Needs:
     yield ((DESCRIBE, DELAY, name),)
 
 
+def _changes_delays_of(topic: str) -> tuple[Need, ...]:
+    """A user who may only write changes its own records (`netfront.access.delay_owners`)."""
+    return (ALTER, DELAY, topic), (WRITE, TOPIC, topic)
+
+
 def _change_delays(request: Request, names: TopicName) -> Needs:
     if request.get("topic") is not None:
-        yield ((ALTER, DELAY, _text(request, "topic")),)
+        yield _changes_delays_of(_text(request, "topic"))
     topics = set()
     for item in _items(request, "changes"):
         try:
@@ -213,7 +218,7 @@ def _change_delays(request: Request, names: TopicName) -> Needs:
         topics.add(names(topic_id))
     for name in topics:
         if name is not None:
-            yield ((ALTER, DELAY, name),)
+            yield _changes_delays_of(name)
     if request.get("transaction") is not None:  # it names a producer, and no transactional id
         yield ((WRITE, TRANSACTIONAL_ID, ""),)
 

@@ -1,9 +1,13 @@
-"""Topics of share members: a member acquires records only while its user may read all its topics.
+"""Topics of members: a member stays in its group, and acquires records of a share group, only while
+its user may read all its topics.
 
-A member names its topics when it joins, and SHARE_ACQUIRE names none. So the front adds the topics
-that it has checked to each SHARE_ACQUIRE. The group coordinator compares them with the member's own
-and refuses with NOT_READY where they differ, as behind a restart of the front; its response has the
-topics, and the client's next request is checked by them.
+A member names its topics when it joins. Its later heartbeats name none: the front refuses them by
+the topics that it remembers, so that a member without the right gives its partitions up.
+
+SHARE_ACQUIRE names none either. The front adds the topics that it has checked. The group
+coordinator compares them with the member's own and refuses with NOT_READY where they differ, as
+behind a restart of the front; its response has the topics, and the client's next request is checked
+by them.
 
 Owner: one front.
 Invariants:
@@ -30,13 +34,22 @@ class ShareTopics:
     """See the module's docstring."""
 
     def __init__(self) -> None:
-        self._topics: dict[tuple[str, str], list[str]] = {}
+        self._topics: dict[tuple[Any, Any], list[str]] = {}
         """By group and member id."""
 
-    def heartbeat(self, request: dict[str, Any]) -> None:
-        """Note the topics of a heartbeat that was checked."""
-        if request.get("kind") == "share" and isinstance(request.get("topics"), list):
-            self._learn(request.get("group"), request.get("member_id"), request["topics"])
+    def heartbeat(self, principal: Principal, request: dict[str, Any]) -> None:
+        """Note the topics of a heartbeat that was checked, or check those that it leaves out.
+        Raises WireError.
+        """
+        group, member_id = request.get("group"), request.get("member_id")
+        if isinstance(request.get("topics"), list):
+            self._learn(group, member_id, request["topics"])
+            return
+        epoch = request.get("member_epoch")
+        if isinstance(epoch, int) and epoch < 0:
+            self._topics.pop((group, member_id), None)
+        elif request.get("kind") != "share":  # it gives its records back with SHARE_ACQUIRE
+            _refuse_unless_all(principal, self._topics.get((group, member_id), []))
 
     def _learn(self, group: object, member_id: object, topics: Sequence[Any]) -> None:
         if not isinstance(group, str) or not isinstance(member_id, str):
@@ -51,13 +64,7 @@ class ShareTopics:
         """
         request = orjson.loads(body)
         topics = self._topics.get((request.get("group"), request.get("member_id")), [])
-        for name in topics:
-            if not principal.may(READ, TOPIC, name):
-                raise WireError(
-                    ErrorCode.NOT_AUTHORIZED,
-                    f"{principal.names[0]} may not read topic {name[:249]!r}, to which this member "
-                    "subscribes",
-                )
+        _refuse_unless_all(principal, topics)
         request["topics"] = topics
         return orjson.dumps(request)
 
@@ -67,3 +74,13 @@ class ShareTopics:
         if isinstance(answer.get("topics"), list):
             self._learn(answer.get("group"), answer.get("member_id"), answer["topics"])
         return encode_error(str(answer.get("message", "")))
+
+
+def _refuse_unless_all(principal: Principal, topics: Sequence[str]) -> None:
+    for name in topics:
+        if not principal.may(READ, TOPIC, name):
+            raise WireError(
+                ErrorCode.NOT_AUTHORIZED,
+                f"{principal.names[0]} may not read topic {name[:249]!r}, to which this member "
+                "subscribes",
+            )

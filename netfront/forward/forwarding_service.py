@@ -174,7 +174,7 @@ class ForwardingService:
             if self.share_topics is not None and api == Api.SHARE_ACQUIRE:
                 body = self.share_topics.checked(session.principal, body)
             elif self.share_topics is not None and api == Api.GROUP_HEARTBEAT:
-                self.share_topics.heartbeat(orjson.loads(body))
+                self.share_topics.heartbeat(session.principal, orjson.loads(body))
             if (
                 api == Api.CHANGE_DELAYS
                 and self.owners is not None

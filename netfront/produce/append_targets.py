@@ -35,6 +35,8 @@ class AppendTarget(NamedTuple):
     """Error code if nothing may be appended: to the delay log of a topic with delay.enabled=false,
     and beyond a quota. Else 0.
     """
+    owner: int
+    """Number of the user to whom delayed records belong that are sent here; 0 for none."""
 
 
 def refusal_code(target: AppendTarget, length: int, slot_map_version: int) -> ErrorCode:
@@ -103,7 +105,7 @@ class AppendTargets:
         target = targets[topic_id, partition] = AppendTarget(
             outbox, lane.try_write, route.slot,
             min(int(settings["max.message.bytes"]), lane.payload_max), bool(route.slot_counts),
-            refuses,
+            refuses, _owner(principal) if route.delay_of else 0,
         )  # fmt: skip
         return target
 
@@ -117,3 +119,14 @@ class AppendTargets:
                 is_visible = principal.may("describe", "topic", name)
                 return ErrorCode.NOT_AUTHORIZED if is_visible else ErrorCode.UNKNOWN_TOPIC
         return ErrorCode.PARTITION_OUT_OF_RANGE
+
+
+def _owner(principal: Principal | None) -> int:
+    """The owner of delayed records that a principal sends. Those of an administrator, and of the
+    appliance itself, have none: they are changed by rights alone.
+    """
+    if principal is None or principal.is_admin:
+        return 0
+    from netfront.access.delay_owners import owner_number
+
+    return owner_number(principal.user)

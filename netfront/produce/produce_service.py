@@ -59,6 +59,7 @@ NO_SLOT_MAP = (
     "with partitioner=producer"
 )
 _PRODUCE = int(LaneKind.PRODUCE)
+_PRODUCE_OWNED = int(LaneKind.PRODUCE_OWNED)
 _PRODUCER = struct.Struct("<q")
 
 
@@ -288,7 +289,7 @@ class ProduceService:
                 elif barred and index in barred:
                     code = barred[index]
                 else:
-                    outbox, write, slot, bytes_max, has_slot_maps, refuses = target
+                    outbox, write, slot, bytes_max, has_slot_maps, refuses, owner = target
                     if (
                         length > bytes_max
                         or length <= HEADER_BYTES
@@ -303,12 +304,15 @@ class ProduceService:
                     continue
                 flags = acks | slot_map_version << SLOT_MAP_SHIFT if has_slot_maps else acks
                 token = batch_token + index if batch_token else 0
-                if outbox.waiting or not write(
-                    _PRODUCE, slot, flags, word, token, now_ns, (batch,)
-                ):
+                kind = _PRODUCE
+                if owner and (owned := _stamped(batch, topic_id, partition, owner)) is not None:
+                    kind, batch = _PRODUCE_OWNED, owned
+                if outbox.waiting or not write(kind, slot, flags, word, token, now_ns, (batch,)):
                     # a memoryview would keep its whole frame alive
                     own = bytes(batch) if type(batch) is memoryview else batch
-                    outbox.waiting.append(WaitingBatch(slot, flags, session, token, now_ns, own))
+                    outbox.waiting.append(
+                        WaitingBatch(kind, slot, flags, session, token, now_ns, own)
+                    )
                 else:
                     released += length
                 index += 1
@@ -339,7 +343,7 @@ class ProduceService:
         """Write a waiting batch to its worker's lane and release its credit."""
         batch = item.batch
         if not lane.try_write(
-            LaneKind.PRODUCE,
+            item.kind,
             item.slot,
             item.flags,
             item.session.word,
@@ -400,6 +404,13 @@ class ProduceService:
             worker.outbox.is_empty() and worker.acks.is_caught_up()
             for worker in self._workers.values()
         )
+
+
+def _stamped(batch: Readable, topic_id: bytes, partition: int, owner: int) -> Readable | None:
+    """A batch for a delay log with its owner, None if its worker will refuse it."""
+    from netfront.access.delay_owners import stamped
+
+    return stamped(batch, topic_id, partition, owner)
 
 
 def _transactional_producer(batch: Readable) -> int:

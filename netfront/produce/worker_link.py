@@ -20,6 +20,7 @@ from tailrace.format.crc32c import Readable
 class WaitingBatch(NamedTuple):
     """A batch that waits for space in its worker's lane."""
 
+    kind: int
     slot: int
     flags: int
     session: Session

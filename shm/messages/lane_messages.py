@@ -76,6 +76,10 @@ class LaneKind(IntEnum):
     partition, number of the request.
     """
 
+    PRODUCE_OWNED = 19
+    """Front to worker: PRODUCE of a batch for a delay log, in whose header the front has written
+    the number of its owner.
+    """
     RIGHTS = 30
     """Controller to front: users and ACLs that have changed. Payload JSON: users, removed_users,
     acls, removed_acls. `flags` is 1 where a feed of all of them begins.

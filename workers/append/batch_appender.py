@@ -153,7 +153,8 @@ class BatchAppender:
                 return self.refuse(source, message, ErrorCode.NOT_READY, partition.next_offset)
             shown = self._tables[partition.assignment.data_dir].append_state(message.slot)
         next_offset = partition.next_offset
-        header, code = self._check(partition, batch, source, shown[0])
+        has_owner = message.kind == LaneKind.PRODUCE_OWNED
+        header, code = self._check(partition, batch, source, shown[0], has_owner)
         if header is None:
             return self.refuse(source, message, code, next_offset)
         if source == SOURCE_SCHEDULER and not self._is_next_delay(partition, header):
@@ -276,7 +277,7 @@ class BatchAppender:
         return True
 
     def _check(
-        self, partition: Partition, batch: memoryview, source: int, state: int
+        self, partition: Partition, batch: memoryview, source: int, state: int, has_owner: bool
     ) -> tuple[BatchHeader | None, ErrorCode]:
         """Run all checks before a batch is stored, cheapest first.
 
@@ -290,7 +291,9 @@ class BatchAppender:
             return None, ErrorCode.PARTITION_OFFLINE
         if self._is_disk_full(assignment.data_dir):
             return None, ErrorCode.DISK_FULL
-        return checked_header(partition, batch, is_ours=source == SOURCE_SCHEDULER)
+        return checked_header(
+            partition, batch, is_ours=source == SOURCE_SCHEDULER, has_owner=has_owner
+        )
 
     def _append_batch(
         self,

@@ -28,12 +28,13 @@ logger = logging.getLogger(__name__)
 
 
 def checked_header(
-    partition: Partition, batch: memoryview, *, is_ours: bool
+    partition: Partition, batch: memoryview, *, is_ours: bool, has_owner: bool = False
 ) -> tuple[BatchHeader | None, ErrorCode]:
     """Return the header of a batch that may be stored in this partition, or None and the error
     code.
 
-    `is_ours` is True for batches made by the scheduler.
+    `is_ours` is True for batches made by the scheduler, `has_owner` for those of a delay log in
+    which the front has named an owner.
     """
     assignment = partition.assignment
     try:
@@ -47,6 +48,7 @@ def checked_header(
             max_message_bytes=partition.max_message_bytes,
             is_ours=is_ours,
             is_delay_log=partition.is_delay_log,
+            has_owner=has_owner and partition.is_delay_log,
         )
         if partition.key_node >= 0 and (count := null_count_of(batch, partition.key_node)):
             logger.info(

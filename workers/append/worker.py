@@ -301,7 +301,7 @@ class Worker:
         """Handle one message. Return False if the ring has no space and the lane must wait. An
         exception means that nothing was changed.
         """
-        if message.kind == LaneKind.PRODUCE:
+        if message.kind in (LaneKind.PRODUCE, LaneKind.PRODUCE_OWNED):
             return self._appender.append(source, message)
         if source == SOURCE_GROUPS and self._transactions is not None:
             return self._transactions.take(message)
@@ -320,7 +320,7 @@ class Worker:
             f"bytes={len(message.payload)}",
             error,
         )
-        if message.kind == LaneKind.PRODUCE:
+        if message.kind in (LaneKind.PRODUCE, LaneKind.PRODUCE_OWNED):
             partition = self._partitions.get(message.slot)
             self._appender.refuse(
                 source, message, ErrorCode.INTERNAL_ERROR, partition.next_offset if partition else 0

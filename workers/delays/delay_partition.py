@@ -348,18 +348,19 @@ class DelayPartition:
         return self.intake.row_of(offset)
 
     def change_batch(
-        self, rows: pa.RecordBatch, token: int, transaction: ChangingTransaction | None = None
-    ) -> bytearray:
+        self, rows: pa.RecordBatch, token: int, transaction: ChangingTransaction | None = None,
+        owner: int = 0,
+    ) -> bytearray:  # fmt: skip
         """Encode rows that cancel or replace others as a batch of the delay log.
 
         `token`, above 0, marks the appliance's batches: the worker accepts it from the scheduler
         only. It identifies the request when the batch is read. Rows of a `transaction` come in
-        pairs (see `reservations`).
+        pairs (see `reservations`). `owner` is that of all rows that it changes.
         """
         header = BatchHeader(
             record_count=rows.num_rows, last_offset_delta=rows.num_rows - 1,
             first_timestamp_us=self._wall_us, max_timestamp_us=self._wall_us,
-            schema_id=self.log.schema_id, due_us=token,
+            schema_id=self.log.schema_id, due_us=token, delay_position=owner or -1,
         )  # fmt: skip
         if transaction is not None:
             header.attributes = ATTRIBUTE_TRANSACTIONAL

@@ -276,7 +276,7 @@ class GroupService:
                 self._table.check_room(name)
             self._share.handle(requester, Api.GROUP_HEARTBEAT, request, now_ns)
         elif epoch < JOIN_EPOCH:
-            self._heartbeats.leave(requester, name, member_id, epoch, now_ns)
+            self._heartbeats.leave(requester, name, member_id, epoch, request, now_ns)
         elif epoch == JOIN_EPOCH:
             self._heartbeats.join(requester, name, member_id, request, now_ns)
         else:

@@ -48,6 +48,8 @@ class MemberSettings:
     pattern: str = ""
     """The text that stands for a subscription by pattern. The Kafka gateway reads it; empty: none.
     """
+    user: str = ""
+    """User who may use the member; empty: it has joined while the appliance had no users."""
 
 
 @dataclass(slots=True, eq=False)
@@ -116,7 +118,7 @@ class Member:
             settings = orjson.dumps(
                 [one.topics, one.instance_id, one.client_id, one.assignor, one.session_timeout_ms,
                 one.rebalance_timeout_ms,
-                 one.heartbeat_interval_ms, one.follows_catalog, one.pattern]
+                 one.heartbeat_interval_ms, one.follows_catalog, one.pattern, one.user]
             ).decode()  # fmt: skip
         assignment = orjson.dumps(
             [

@@ -134,7 +134,14 @@ def settings_in(request: Mapping[str, Any], limits: GroupLimits) -> MemberSettin
         number_in(request, "heartbeat_interval_ms", 3_000, 1, limits.session_timeout_max_ms),
         flag_in(request, "follows_catalog") or False,
         text_in(request, "pattern", PATTERN_MAX) or "",
+        user_in(request),
     )
+
+
+def user_in(request: Mapping[str, Any]) -> str:
+    """The user of a request, which its front names; empty: the appliance has no users."""
+    user = request.get("user")
+    return user if isinstance(user, str) else ""
 
 
 def flag_in(request: Mapping[str, Any], name: str) -> bool | None:

@@ -117,9 +117,11 @@ class Heartbeats:
             self._table.check_room(name)
             group = self._table.create(name)
         else:
+            membership.check_user(group, group.members.get(member_id), request)
             old = membership.place_of_instance(
                 group, member_id, settings, self._sessions.started_ns, now_ns
             )
+            membership.check_user(group, old, request)
             if (
                 old is None
                 and member_id not in group.members
@@ -199,14 +201,16 @@ class Heartbeats:
     # ---- leaving ---------------------------------------------------------------------------------
 
     def leave(
-        self, requester: Requester, name: str, member_id: str, epoch: int, now_ns: int
-    ) -> None:
+        self, requester: Requester, name: str, member_id: str, epoch: int,
+        request: dict[str, Any], now_ns: int,
+    ) -> None:  # fmt: skip
         """Handle a heartbeat with epoch -1 or -2. An unknown member has left already. Raises
-        InvalidRequestError.
+        InvalidRequestError, NotAuthorizedError.
         """
         group = self._table.get(name)
         member = None if group is None else group.members.get(member_id)
         if group is not None and member is not None:
+            membership.check_user(group, member, request)
             self._table.change(group)
             if epoch == AWAY_EPOCH:
                 membership.leave_temporarily(group, member)

@@ -36,6 +36,7 @@ from appliance.groups.base.request_validation import (
     shown,
     text_in,
     topics_in,
+    user_in,
 )
 from appliance.groups.consumer.group import ConsumerGroup
 from shm.runtime.timing_wheel import NEVER_NS, TimingWheel
@@ -45,6 +46,7 @@ from tailrace.core.errors import (
     GroupFullError,
     InstanceIdInUseError,
     InvalidRequestError,
+    NotAuthorizedError,
     TailraceError,
     UnknownMemberError,
     UnsupportedAssignorError,
@@ -245,6 +247,18 @@ def place_of_instance(
     )
 
 
+def check_user(group: ConsumerGroup, member: Member | None, request: Mapping[str, Any]) -> None:
+    """Raises NotAuthorizedError if the member, or the one whose place is asked for, is another
+    user's.
+    """
+    user = user_in(request)
+    if member is not None and user and member.settings.user and user != member.settings.user:
+        raise NotAuthorizedError(
+            f"member {member.member_id} of the group {group.name} belongs to another user: join "
+            "with a member id and an instance id of your own"
+        )
+
+
 def full(group: ConsumerGroup) -> GroupFullError:
     """The error for a join of a group with `group.members.max` members."""
     return GroupFullError(
@@ -274,10 +288,11 @@ def rejoin(group: ConsumerGroup, member: Member, settings: MemberSettings) -> No
 
 def known_member(group: ConsumerGroup, request: Mapping[str, Any], member_id: str) -> Member:
     """The member of an id. Raises UnknownMemberError, or FencedMemberError when another member has
-    taken its instance id.
+    taken its instance id, NotAuthorizedError when it is another user's.
     """
     member = group.members.get(member_id)
     if member is not None:
+        check_user(group, member, request)
         return member
     instance_id = request.get("instance_id")
     holder = group.by_instance.get(instance_id) if isinstance(instance_id, str) else None
@@ -325,6 +340,7 @@ def subscription_in(
     return replace(
         member.settings,
         pattern=member.settings.pattern if pattern is None else pattern,
+        user=member.settings.user or user_in(request),
         topics=member.settings.topics if topics is None else topics,
         follows_catalog=member.settings.follows_catalog if follows is None else follows,
     )

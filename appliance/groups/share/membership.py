@@ -17,7 +17,7 @@ from appliance.groups.base.messages import (
     SessionKey,
     TopicImage,
 )
-from appliance.groups.base.request_validation import member_in, topics_in
+from appliance.groups.base.request_validation import member_in, topics_in, user_in
 from appliance.groups.share import request_validation as requests
 from appliance.groups.share.group_table import ShareGroupTable
 from appliance.groups.share.members import ShareMember
@@ -184,12 +184,6 @@ class ShareMembership:
                 f"{epoch}"
             )
         return group, member
-
-
-def user_in(request: dict[str, Any]) -> str:
-    """The user of a request, which its front names; empty: the appliance has no users."""
-    user = request.get("user")
-    return user if isinstance(user, str) else ""
 
 
 def _check_user(group: ShareGroup, member: ShareMember, request: dict[str, Any]) -> None:

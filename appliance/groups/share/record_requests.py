@@ -14,10 +14,11 @@ import orjson
 from appliance.groups.base.messages import (
     SessionKey,
 )
+from appliance.groups.base.request_validation import user_in
 from appliance.groups.share import request_validation as requests
 from appliance.groups.share.group_table import ShareGroupTable
 from appliance.groups.share.members import ShareMember
-from appliance.groups.share.membership import ShareMembership, user_in
+from appliance.groups.share.membership import ShareMembership
 from appliance.groups.share.share_group import ShareGroup
 from appliance.groups.share.transactional import PreparedAcknowledgements, check
 from appliance.groups.share.wake_ups import WakeUps

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS groups (
@@ -98,6 +98,8 @@ UPDATE meta SET value = 9 WHERE name = 'schema_version';
 COMMIT;
 """
 """Version 8 did not know the users of transactional ids."""
+FROM_9_TO_10 = "UPDATE meta SET value = 10 WHERE name = 'schema_version';"
+"""Version 9 had no users of members: the list of a member's settings was one shorter."""
 MIGRATIONS = {
     1: FROM_1_TO_2,
     2: FROM_2_TO_NEWEST,
@@ -107,6 +109,7 @@ MIGRATIONS = {
     6: FROM_6_TO_7,
     7: FROM_7_TO_8,
     8: FROM_8_TO_9,
+    9: FROM_9_TO_10,
 }
 """The script that leads on from each older version. It is one transaction, which stores the version
 whose tables it leaves: a kill leaves a version that the next start migrates.

@@ -81,6 +81,8 @@ def families(observed: Observed) -> Iterator[Metric]:
         )
         yield from _of_bin(observed.cluster["bin"])
         yield from _of_backups(observed.cluster.get("backups", []))
+        if observed.cluster.get("audit") is not None:
+            yield from _of_audit(observed.cluster["audit"])
         yield from partition_families(observed.partitions, observed.topics_max)
         yield from _of_delays(observed.delays)
     if observed.groups is not None:
@@ -191,6 +193,32 @@ def _of_backups(results: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
         "the reason.",
         {key: float(bool(result["error"])) for key, result in of.items()},
         labels,
+    )
+
+
+def _of_audit(state: Mapping[str, Any]) -> Iterator[Metric]:
+    yield gauge(
+        "tailrace_audit_failed",
+        "1 while the audit log cannot be written and administration is refused, else 0.",
+        {(): float(state["is_failing"])},
+    )
+    yield counter(
+        "tailrace_audit_lines",
+        "Lines of the audit log that are on the disk, since the controller's start.",
+        {(name,): count for name, count in sorted(state["lines"].items())},
+        ("event",),
+    )
+    yield counter(
+        "tailrace_audit_dropped_events",
+        "Events that fronts dropped because too many waited.",
+        {(): state["dropped"]},
+        (),
+    )
+    yield counter(
+        "tailrace_audit_failures",
+        "Attempts to write to the audit log that failed.",
+        {(): state["failures"]},
+        (),
     )
 
 

@@ -59,6 +59,16 @@ def problems_of(
             )
         )
     found += backup_checks(cluster.get("backups", ()), now_us)
+    audit = cluster.get("audit") or {}
+    if audit.get("is_failing"):
+        found.append(
+            Check(
+                "audit log",
+                Level.PROBLEM,
+                f"the audit log in {audit['directory']} cannot be written: administration is "
+                "refused. Free space there, or repair what the log's audit_not_written names",
+            )
+        )
     if cluster.get("paused"):
         left = cluster["paused_count"] - len(cluster["paused"])
         more = f" and {left:,} more" if left > 0 else ""

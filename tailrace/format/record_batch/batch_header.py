@@ -108,6 +108,7 @@ OFFSET_PRODUCER = 56
 OFFSET_LEADER_EPOCH = 72
 OFFSET_SCHEMA_ID = 76
 OFFSET_DURABLE_OFFSET = 80
+OFFSET_DELAY_POSITION = 96
 OFFSET_MIN_TICK = 104
 OFFSET_MERGED_COUNT = 116
 OFFSET_VERSION = 130
@@ -153,7 +154,9 @@ class BatchHeader:
     `previous_position`.
     """
     delay_position: int = -1
-    """In a delivered batch: the offset of its last row in the delay log."""
+    """In a delivered batch: the offset of its last row in the delay log. In a delay log: the number
+    of the user who owns the rows, or the rows that they change. -1, 0: none does.
+    """
     min_tick: int = -1
     """In a delay log: the first ordinal (`tailrace.core.schedule.delays`) that was open at the
     append. In a delivered batch: the last row's ordinal.

@@ -159,15 +159,17 @@ def validate_batch(
     max_message_bytes: int = MESSAGE_MAX_BYTES,
     is_ours: bool = False,
     is_delay_log: bool = False,
+    has_owner: bool = False,
 ) -> None:
     """Check that a batch can be read safely with the schema of `layout`.
 
     Its form and checksums must be verified. `is_ours` is for batches that the appliance (the
-    scheduler) made or that are read from a log. Raises UnsafeBatchError, UnpackedTooLargeError if
+    scheduler) made or that are read from a log, `has_owner` for those in which the front has
+    named an owner of delayed records. Raises UnsafeBatchError, UnpackedTooLargeError if
     only its size is wrong, and BatchFormatError for features that this version lacks.
     """
     if not is_ours:
-        _check_from_outside(header)
+        _check_from_outside(header, has_owner)
     if header.is_sparse:
         if is_delay_log:
             raise BatchFormatError("a delay log has a sparse batch; it is never cleaned")
@@ -208,7 +210,7 @@ def null_count_of(batch: Readable, node: int) -> int:
     return read_record_batch(batch, PREFIX_BYTES).nodes[2 * node + 1]
 
 
-def _check_from_outside(header: BatchHeader) -> None:
+def _check_from_outside(header: BatchHeader, has_owner: bool) -> None:
     """Reject attributes and fields that only the appliance may set or that are reserved.
 
     Fields that the worker overwrites may have any value.
@@ -230,7 +232,7 @@ def _check_from_outside(header: BatchHeader) -> None:
         )
     if (
         header.due_us not in _UNSET
-        or header.delay_position not in _UNSET
+        or (header.delay_position not in _UNSET and not has_owner)
         or header.min_tick not in _UNSET
         or header.previous_position
     ):

@@ -16,6 +16,7 @@ from tailrace.format.record_batch.batch_header import (
     OFFSET_APPEND_TIME,
     OFFSET_ATTRIBUTES,
     OFFSET_BASE_OFFSET,
+    OFFSET_DELAY_POSITION,
     OFFSET_DURABLE_OFFSET,
     OFFSET_HEADER_CRC,
     OFFSET_LEADER_EPOCH,
@@ -138,6 +139,13 @@ def stamp_min_tick(batch: memoryview, position: int, header: BatchHeader, min_ti
     """Set the first open ordinal in a batch of a delay log. Call it before `stamp_appended`."""
     header.min_tick = min_tick
     _I64.pack_into(batch, position + OFFSET_MIN_TICK, min_tick)
+
+
+def stamp_delay_owner(batch: memoryview, header: BatchHeader, owner: int, seed: int) -> None:
+    """Name the owner of the records in a client's batch for a delay log."""
+    position = header_position(batch)
+    _I64.pack_into(batch, position + OFFSET_DELAY_POSITION, owner)
+    seal_header(batch, position, header.extension_length, seed)
 
 
 def stamp_merged(batch: memoryview, header: BatchHeader, seed: int) -> None:

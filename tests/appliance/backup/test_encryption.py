@@ -96,3 +96,16 @@ def test_a_key_is_read_as_bytes_or_digits_and_only_from_a_private_file(
     path.chmod(0o640)
     with pytest.raises(BackupError, match="chmod 0600"):
         read_key(str(path))
+
+
+def test_a_key_is_read_from_a_credential_of_the_service_manager(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "backup").write_text(KEY.hex())
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    assert read_key("credential:backup") == KEY
+    with pytest.raises(OSError, match="there is no credential:other; add LoadCredential="):
+        read_key("credential:other")
+    (tmp_path / "short").write_text("abc")
+    with pytest.raises(BackupError, match="no key of 32 bytes"):
+        read_key("credential:short")

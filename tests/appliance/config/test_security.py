@@ -10,7 +10,7 @@ import pytest
 
 from appliance.config.relations import conflicts
 from appliance.config.security import is_local
-from appliance.config.settings import Settings
+from appliance.config.settings import Settings, definitions
 from appliance.config.topology import read_topology
 
 
@@ -118,3 +118,17 @@ def test_security_is_on_where_others_reach_it(
     assert settings.is_secured is secured
     assert refused in found
     assert bool(found) is bool(refused)
+
+
+def test_every_setting_of_a_secret_takes_a_credential_of_the_service_manager() -> None:
+    """A new one that names a file of a secret is added here, with a test of its own."""
+    secret = {"audit.key_file", "backup.key_file", "kafka.tls.certificate", "kafka.tls.key"}
+    words = ("key", "secret", "password", "token", "certificate")
+    named = {
+        name
+        for name in definitions()
+        if any(word in name for word in words) and not name.endswith(("_max", ".max"))
+    }
+    assert named == secret
+    for name in named:
+        assert "credential:NAME" in definitions()[name].doc, name

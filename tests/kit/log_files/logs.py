@@ -228,11 +228,10 @@ class Bench:
         self.flusher = self._new_flusher()
 
     def send(
-        self, batch: bytes | bytearray, *, slot: int = 0, acks: int = 2, correlation_id: int = 0
-    ) -> None:
-        assert self.to_worker.try_write(
-            LaneKind.PRODUCE, slot, acks, 1 << 32, correlation_id, 0, (batch,)
-        )
+        self, batch: bytes | bytearray, *, slot: int = 0, acks: int = 2, correlation_id: int = 0,
+        kind: LaneKind = LaneKind.PRODUCE,
+    ) -> None:  # fmt: skip
+        assert self.to_worker.try_write(kind, slot, acks, 1 << 32, correlation_id, 0, (batch,))
         self.to_worker.commit()
 
     def step_worker(self) -> int:

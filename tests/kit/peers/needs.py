@@ -60,6 +60,7 @@ NEEDED: dict[Api, list[tuple[dict[str, Any], list[str]]]] = {
     Api.LIST_DELAYS: [({"topic": "a"}, ["read topic a", "describe delay a"])],
     Api.CHANGE_DELAYS: [
         ({"topic": None, "changes": [{"delay_id": TOKEN}]}, ["alter delay orders"]),
+        ({"topic": None, "changes": [{"delay_id": TOKEN}]}, ["write topic orders"]),
         (
             {"topic": "a", "changes": [{"delay_id": TOKEN}, {"delay_id": FOREIGN}]},
             ["alter delay a", "alter delay orders"],

@@ -234,15 +234,22 @@ def test_other_mechanisms_and_domains_make_no_claim(request_frames: list[bytes])
 
 
 def test_requests_of_members_have_the_user_whom_the_client_cannot_name() -> None:
-    principal = gate_with(user("a", A)).admit(claim(A))
-    given = {"group": "g", "user": "b", "acknowledgements": [{"group": "g", "user": "b"}, 7]}
-    body = Gate.with_user(principal, Api.END_TRANSACTION, orjson.dumps(given))
-    assert orjson.loads(body) == {
-        "group": "g", "user": "a", "acknowledgements": [{"group": "g", "user": "a"}, 7]
+    gate = gate_with(user("a", A))
+    principal = gate.admit(claim(A))
+    given = {
+        "group": "g", "user": "b", "acknowledgements": [{"group": "g", "user": "b"}, 7],
+        "offsets": [{"group": "g"}, ["t", 0, 1]],
     }  # fmt: skip
-    for api in (Api.SHARE_ACQUIRE, Api.SHARE_ACKNOWLEDGE, Api.GROUP_HEARTBEAT):
-        assert orjson.loads(Gate.with_user(principal, api, b'{"user":"b"}')) == {"user": "a"}
-    assert Gate.with_user(principal, Api.LIST_GROUPS, b"{}") == b"{}"
+    body = gate.with_user(principal, Api.END_TRANSACTION, orjson.dumps(given))
+    assert orjson.loads(body) == {
+        "group": "g", "user": "a", "acknowledgements": [{"group": "g", "user": "a"}, 7],
+        "offsets": [{"group": "g", "user": "a"}, ["t", 0, 1]],
+    }  # fmt: skip
+    for api in (
+        Api.SHARE_ACQUIRE, Api.SHARE_ACKNOWLEDGE, Api.GROUP_HEARTBEAT, Api.COMMIT_OFFSETS
+    ):  # fmt: skip
+        assert orjson.loads(gate.with_user(principal, api, b'{"user":"b"}')) == {"user": "a"}
+    assert gate.with_user(principal, Api.LIST_GROUPS, b"{}") == b"{}"
 
 
 @pytest.mark.parametrize(

@@ -256,3 +256,68 @@ def test_users_have_quotas_and_lines_of_their_own(tmp_path: pathlib.Path) -> Non
     made = [e for e in read_events(str(audit)) if e["event"] == "request"]
     assert {"ALTER_USERS", "ALTER_ACLS", "CREATE_TOPICS"} <= {e["api"] for e in made}
     assert made[0]["user"] != "User:ANONYMOUS"
+
+
+def test_the_log_is_copied_into_a_topic_each_line_once_over_restarts_and_rotation(
+    tmp_path: pathlib.Path,
+) -> None:
+    from appliance.audit.topic_copy import TopicCopy
+
+    with running(tmp_path, **{"audit.file.bytes": "4KiB"}) as appliance:
+        directory = str(tmp_path / "audit")
+        with Admin(appliance.address) as admin:
+            admin.create_topics([NewTopic("audit"), NewTopic("wide", 2)])
+            with pytest.raises(TailraceError, match="2 partitions"):
+                TopicCopy(directory, "wide", appliance.address)
+            for number in range(10):
+                copying = TopicCopy(directory, "audit", appliance.address)
+                admin.create_topics(NewTopic(f"t{number}"))
+                copying.step()
+                admin.delete_topics(f"t{number}")
+                copying.step()
+                copying.close()
+        out = run(appliance, "audit", "copy", directory, "--topic", "audit").stdout
+        assert b"copied, up to" in out
+        with Consumer(
+            "audit", bootstrap=appliance.address, auto_offset_reset="earliest"
+        ) as consumer:
+            lines = [record.value for record in consumer.consume(40, timeout=HANG_LIMIT_S)]
+        written = [
+            line
+            for path in sorted((tmp_path / "audit").glob("audit-*.jsonl"))
+            for line in path.read_bytes().splitlines()
+        ]
+        assert len(list((tmp_path / "audit").glob("audit-*.jsonl"))) > 1
+        assert lines == written[:40]
+
+
+def test_metrics_and_status_tell_of_the_audit_log(tmp_path: pathlib.Path) -> None:
+    with running(tmp_path) as appliance, Admin(appliance.address) as admin:
+        admin.create_topics(NewTopic("orders"))
+        wait_until(
+            lambda: admin.describe_cluster()["audit"]["lines"].get("result", 0) == 1,
+            "the result is written",
+        )
+        state = admin.describe_cluster()["audit"]
+        assert state["lines"]["request"] == 1
+        assert (state["is_failing"], state["failures"], state["dropped"]) == (False, 0, 0)
+        key = tmp_path / "audit.key"
+        key.unlink()
+        kill_and_wait_for_successor(appliance, "tr-controller-0")
+
+        def is_refused() -> bool:
+            with contextlib.suppress(AuditUnavailableError):
+                admin.create_topics(NewTopic("more"))
+                return False
+            return True
+
+        wait_until(is_refused, "administration is refused")
+        state = admin.describe_cluster()["audit"]
+        assert state["is_failing"]
+        assert state["failures"] > 0
+        assert b"the audit log" in run(appliance, "status", status=None).stdout
+        key.write_text(KEY)
+        wait_until(
+            lambda: not admin.describe_cluster()["audit"]["is_failing"],
+            "the events that wait are written",
+        )

@@ -123,11 +123,23 @@ class LogBatches:
         is_change = header.due_us > 0
         due, origin, repeat = (rows.column(place) for place in (self.due, self.origin, self.repeat))
         is_plain = not due.null_count and repeat.null_count == len(repeat)
-        if not is_change and origin.null_count < len(origin):
-            rows = rows.set_column(
-                self.origin, self.schema.field(self.origin), pa.nulls(len(origin), pa.int64())
-            )
+        if not is_change and (header.delay_position > 0 or origin.null_count < len(origin)):
+            rows = self.owned(rows, owner_in(header))
         return LogBatch(header, data, rows, is_change, is_plain and not is_change)
+
+    def owned(self, rows: pa.RecordBatch, owner: int) -> pa.RecordBatch:
+        """Return new rows with their owner, as pending ones have it: minus its number in @origin,
+        where rows of the log have the offset that they replace. Null if it is 0.
+        """
+        value = pa.scalar(-owner if owner else None, pa.int64())
+        return rows.set_column(
+            self.origin, self.schema.field(self.origin), pa.repeat(value, rows.num_rows)
+        )
+
+    def owner_of(self, row: pa.RecordBatch) -> int:
+        """Return the owner of a pending row, 0 if it has none."""
+        origin = row.column(self.origin)[0].as_py()
+        return -origin if origin is not None and origin < 0 else 0
 
     def select(
         self, batch: LogBatch, requested: np.ndarray[Any, np.dtype[np.bool_]]
@@ -172,6 +184,11 @@ class LogBatches:
         return pa.RecordBatch.from_arrays(
             [pa.nulls(1, field.type) for field in self.schema], schema=self.schema
         )
+
+
+def owner_in(header: BatchHeader) -> int:
+    """Return the owner of a batch's rows, or of the rows that they change. 0: they have none."""
+    return max(0, header.delay_position)
 
 
 def ticks_of(dues: pa.Array, min_ordinal_tick: int) -> Ints:

@@ -28,6 +28,7 @@ from workers.delays.delay_log.batches import (
     LogBatch,
     LogBatches,
     RefusedBatchError,
+    owner_in,
     ticks_of,
 )
 from workers.delays.store.pending_rows import one_batch, table_of
@@ -180,7 +181,7 @@ class LogIngest:
                 self.counters.cancelled += 1
                 continue
             outcomes.append((offset, due_us))
-            one = batch.rows.slice(row, 1)
+            one = self.batches.owned(batch.rows.slice(row, 1), owner_in(batch.header))
             if repeat is not None:
                 self._add_recurring(batch.header, offset, one)
             else:

@@ -33,7 +33,7 @@ from tailrace.core.schedule.delays import tick_of
 from tailrace.core.schedule.recurrence import Recurrence
 from tailrace.format.record_batch.batch_header import CONTROL_COMMIT, BatchHeader
 from workers.delays.changing_transaction import Key
-from workers.delays.delay_log.batches import LogBatch, shown_due_us
+from workers.delays.delay_log.batches import LogBatch, owner_in, shown_due_us
 from workers.delays.delay_log.ingest import LogIngest, Outcome
 from workers.delays.store.bucket_files import Ints
 from workers.delays.store.pending_pages import Others
@@ -98,8 +98,12 @@ class Reservations:
 
     def row_of(self, offset: int) -> pa.RecordBatch:
         """Return a reserved row as it was, as a batch of one."""
-        reserved = self._rows[offset]
-        return reserved.batch.rows.slice(reserved.place, 1)
+        return self._row_at(self._rows[offset])
+
+    def _row_at(self, reserved: Reserved, change: int = 0) -> pa.RecordBatch:
+        """Return a reserved row as it was, or (1) as it is changed, with its owner."""
+        row = reserved.batch.rows.slice(reserved.place + change, 1)
+        return self._intake.batches.owned(row, owner_in(reserved.batch.header))
 
     def describe(self) -> list[list[int]]:
         """Return `Manifest.reserved`."""
@@ -158,10 +162,7 @@ class Reservations:
         if marker.control_type == CONTROL_COMMIT:
             self._commit(ended.values(), marker, closed)
             return False
-        rows = [
-            (offset, each.batch.rows.slice(each.place, 1), each.upcoming_us)
-            for offset, each in ended.items()
-        ]
+        rows = [(offset, self._row_at(each), each.upcoming_us) for offset, each in ended.items()]
         self._intake.add_rows(rows, marker, closed)
         return True
 
@@ -170,7 +171,7 @@ class Reservations:
         for each in ended:
             outcome = self._outcome_of(each)
             if isinstance(outcome, tuple):
-                rows.append((outcome[0], each.batch.rows.slice(each.place + 1, 1), outcome[1]))
+                rows.append((outcome[0], self._row_at(each, 1), outcome[1]))
             else:
                 self._intake.counters.cancelled += 1
         self._intake.add_rows(rows, marker, closed)

@@ -57,6 +57,12 @@ RESERVED = (
 )
 
 
+ANOTHERS = (
+    "the delayed record is not this user's: its owner may change it, and a user with `alter` of "
+    "the topic's delays"
+)
+
+
 class NotSettledYet(Exception):
     """A request's row lies above the high watermark, or its partition has to be read on."""
 
@@ -172,13 +178,13 @@ class DelayChanges:
                 ErrorCode.TOO_MANY_REQUESTS,
             )
         results: list[dict[str, Any]] = [{} for _ in items]
-        gathered: dict[tuple[str, int], list[tuple[int, list[Any]]]] = {}
+        gathered: dict[tuple[tuple[str, int], int], list[tuple[int, list[Any]]]] = {}
         caught_up: set[tuple[str, int]] = set()
         byte_count = 0
         # by offset: a chunk of a bucket file is read once
         for number, item in sorted(enumerate(items), key=_by_offset):
             try:
-                place, rows = self._changed_rows(
+                place, owner, rows = self._changed_rows(
                     ChangeItem.of(number, item, self._wall_us()),
                     topic,
                     transaction,
@@ -191,7 +197,7 @@ class DelayChanges:
                         f"these records take more than {CHANGE_BYTES} bytes: change fewer at once",
                         ErrorCode.REQUEST_TOO_LARGE,
                     )
-                gathered.setdefault(place, []).append((number, rows))
+                gathered.setdefault((place, owner), []).append((number, rows))
             except TailraceError as error:
                 results[number] = {"code": int(error.code), "message": error.detail}
         if (
@@ -204,14 +210,20 @@ class DelayChanges:
                 ErrorCode.TOO_MANY_REQUESTS,
             )
         change = PendingChange(requester, results, [], now_ns + CHANGE_TIMEOUT_NS, transaction)
-        for place, numbered in gathered.items():
-            self._add_parts(change, place, numbered)
+        for (place, owner), numbered in gathered.items():
+            self._add_parts(change, place, owner, numbered)
         self._changes.append(change)
 
     def _add_parts(
-        self, change: PendingChange, place: tuple[str, int], rows: list[tuple[int, list[Any]]]
+        self,
+        change: PendingChange,
+        place: tuple[str, int],
+        owner: int,
+        rows: list[tuple[int, list[Any]]],
     ) -> None:
-        """Add one partition's rows as batches that its log accepts. Halve them until they fit."""
+        """Add one partition's rows of one owner as batches that its log accepts. Halve them
+        until they fit.
+        """
         from workers.delays.delay_log.ingest import Change
         from workers.delays.store.pending_rows import one_batch, table_of
 
@@ -221,6 +233,7 @@ class DelayChanges:
             one_batch(table_of([row for _, rows_of in rows for row in rows_of])),
             token,
             change.transaction,
+            owner,
         )
         limit = (
             partition.payload_max
@@ -239,8 +252,8 @@ class DelayChanges:
                 "message": message,
             }
         else:
-            self._add_parts(change, place, rows[: len(rows) // 2])
-            self._add_parts(change, place, rows[len(rows) // 2 :])
+            self._add_parts(change, place, owner, rows[: len(rows) // 2])
+            self._add_parts(change, place, owner, rows[len(rows) // 2 :])
 
     def _changed_rows(
         self,
@@ -249,9 +262,10 @@ class DelayChanges:
         transaction: ChangingTransaction | None,
         may_wait: bool,
         caught_up: set[tuple[str, int]],
-    ) -> tuple[tuple[str, int], list[Any]]:
-        """Return (partition, rows to append) of a change: the change alone, or in a transaction the
-        row as it is, then the change. Raises TailraceError.
+    ) -> tuple[tuple[str, int], int, list[Any]]:
+        """Return (partition, owner, rows to append) of a change: the change alone, or in a
+        transaction the row as it is, then the change. The owner of a record is 0 where its row is
+        not needed. Raises TailraceError.
         """
         key = item.key
         place = (key.topic_id.hex(), key.partition)
@@ -275,19 +289,24 @@ class DelayChanges:
                 key.offset,
                 transaction,
                 may_wait,
-                is_needed=transaction is not None or item.due_us is not None,
+                is_needed=transaction is not None
+                or item.due_us is not None
+                or item.owner is not None,
             )
         except (TailraceError, NotSettledYet):
             partition.intake.hints.pop(key.offset, None)
             raise
+        owner = 0 if row is True else partition.batches.owner_of(row)
+        if item.owner not in (None, owner):
+            raise TailraceError(ANOTHERS, ErrorCode.NOT_AUTHORIZED)
         if item.due_us is None:
             change = partition.cancellation(key.offset)
         else:
             change = partition.replacement(row, item.due_us, key.offset)
         if transaction is None:
-            return place, [change]
+            return place, owner, [change]
         due_us = row.column(partition.batches.due)[0].as_py()
-        return place, [partition.replacement(row, due_us, key.offset), change]
+        return place, owner, [partition.replacement(row, due_us, key.offset), change]
 
     def _row_of(
         self,

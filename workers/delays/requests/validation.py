@@ -96,6 +96,8 @@ class ChangeItem:
     """Index in the request."""
     key: DelayKey
     due_us: int | None
+    owner: int | None
+    """The only user whose record may be changed. None: every record may."""
 
     @classmethod
     def of(cls, number: int, item: object, wall_us: int) -> ChangeItem:
@@ -111,7 +113,10 @@ class ChangeItem:
             )
         if not 0 <= key.offset <= NUMBER_MAX or not 0 <= key.due_us <= NUMBER_MAX:
             raise InvalidRequestError("the delay_id has an impossible offset or time")
-        return cls(number, key, due_us)
+        owner = item.get("owner")
+        if owner is not None and not (is_number(owner) and owner > 0):
+            raise InvalidRequestError(f"owner is {shown(owner)}; it takes the number of a user")
+        return cls(number, key, due_us, owner)
 
 
 def transaction_in(request: Mapping[str, Any]) -> ChangingTransaction | None:

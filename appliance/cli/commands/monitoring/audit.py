@@ -1,24 +1,28 @@
-"""`tailrace audit`: verify and list the audit log, from its files."""
+"""`tailrace audit`: verify, list and copy the audit log, from its files."""
 
 from __future__ import annotations
 
 import datetime as dt
 import sys
+import threading
 from typing import Any, NoReturn
 
 import click
 
 from appliance.audit.audit_log import read_key
 from appliance.audit.verification import read_events, verify
+from appliance.cli.options.shared import bootstrap_option
 from appliance.cli.output import complain, counted, print_json, print_table
 
 EXIT_BROKEN = 1
 EXIT_KEY = 2
+COPY_INTERVAL_S = 0.5
+"""Interval at which `copy --follow` reads the files."""
 
 
 @click.group()
 def command() -> None:
-    """Verify and list the audit log.
+    """Verify, list and copy the audit log.
 
     \b
     Example:
@@ -113,6 +117,40 @@ def list_(
         ],
         wrap=["WHAT"],
     )  # fmt: skip
+
+
+@command.command("copy")
+@click.argument("directory", type=click.Path(file_okay=False))
+@click.option("--topic", required=True, help="A topic with one partition, of its own.")
+@click.option("--follow", is_flag=True, help="Go on until it is ended.")
+@bootstrap_option
+def copy(directory: str, topic: str, follow: bool, bootstrap: str) -> None:
+    """Copy the lines into a topic, each once, in order. It goes on where an earlier copy has ended.
+
+    \b
+    Example:
+      tailrace audit copy /var/lib/tailrace/audit --topic audit --follow
+    """
+    from appliance.audit.topic_copy import TopicCopy
+
+    pause = threading.Event()
+    missing = 0
+    copying = TopicCopy(directory, topic, bootstrap)
+    try:
+        while True:
+            count = copying.step()
+            if copying.missing > missing:
+                missing = copying.missing
+                complain(f"{counted(missing, 'line')} had been removed before they were copied")
+            if count or not follow:
+                click.echo(f"{counted(count, 'line')} copied, up to {copying.copied}")
+            if not follow:
+                return
+            pause.wait(COPY_INTERVAL_S)
+    except OSError as error:
+        _cannot_read(directory, error)
+    finally:
+        copying.close()
 
 
 def _cannot_read(directory: str, error: Exception) -> NoReturn:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tailrace.core.error_codes import ErrorCode
-from tailrace.core.errors import FencedMemberError, TailraceError, UnknownMemberError
+from tailrace.core.errors import (
+    FencedMemberError,
+    NotAuthorizedError,
+    TailraceError,
+    UnknownMemberError,
+)
 from tailrace.protocol.frame import Api
 from tests.appliance.groups.kit import Bench, Client, settle
 
@@ -172,3 +177,38 @@ def test_a_join_behind_a_leave_in_the_same_step(bench: Bench) -> None:
     bench.send(Api.GROUP_HEARTBEAT, leave, one.session)
     one.heartbeat()
     assert len(one.partitions) == 4
+
+
+def test_a_member_is_used_and_removed_by_its_user_alone(bench: Bench) -> None:
+    """Heartbeats, commits and the place of a static member."""
+    one = Client(bench, instance_id="i1", user="ann")
+    settle(one)
+    for api, fields in (
+        (Api.GROUP_HEARTBEAT, {"member_epoch": one.epoch}),
+        (Api.GROUP_HEARTBEAT, {"member_epoch": 0, "topics": ["orders"]}),
+        (Api.GROUP_HEARTBEAT, {"member_epoch": -1}),
+        (Api.COMMIT_OFFSETS, {"member_epoch": one.epoch, "offsets": []}),
+    ):
+        with pytest.raises(NotAuthorizedError, match="another user"):
+            bench.ask(
+                api, one.session._replace(session=9), group="billing", member_id="m1", user="bob",
+                **fields,
+            )  # fmt: skip
+    one.leave(-2)
+    with pytest.raises(NotAuthorizedError, match="instance id of your own"):
+        Client(bench, member_id="m2", instance_id="i1", user="bob").heartbeat()
+    again = Client(bench, member_id="m3", instance_id="i1", user="ann")
+    settle(again)
+    assert len(again.partitions) == 4
+
+
+def test_a_member_of_an_appliance_without_users_belongs_to_the_first_user_who_uses_it(
+    bench: Bench,
+) -> None:
+    one = Client(bench)
+    settle(one)
+    one.more["user"] = "ann"
+    one.heartbeat(topics=["orders"])
+    one.more["user"] = "bob"
+    with pytest.raises(NotAuthorizedError):
+        one.heartbeat(topics=["orders"])

@@ -36,6 +36,7 @@ GOLDEN_5 = Path(__file__).parents[3] / "golden/groups_v5.sql"
 GOLDEN_7 = Path(__file__).parents[3] / "golden/groups_v7.sql"
 GOLDEN_6 = Path(__file__).parents[3] / "golden/groups_v6.sql"
 GOLDEN_8 = Path(__file__).parents[3] / "golden/groups_v8.sql"
+GOLDEN_9 = Path(__file__).parents[3] / "golden/groups_v9.sql"
 GROUP = GroupRow(1, "billing", "consumer", 1, "sticky", 0, 5, 0, "{}")
 
 
@@ -242,6 +243,18 @@ def test_a_database_of_version_8_is_migrated_and_its_ids_belong_to_no_user(tmp_p
         store.close()
 
 
+def test_members_of_version_9_belong_to_no_user(tmp_path: Path) -> None:
+    path = tmp_path / "groups.db"
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.executescript(GOLDEN_9.read_text())
+    store = GroupStore(str(path))
+    ((settings,),) = store.read("SELECT settings FROM members")
+    row = MemberRow(1, "m1", 4, settings, '[3, "stable", false, {}, {}]', "{}")
+    assert Member.of_row(row, 0).settings.user == ""
+    assert Member.of_row(row, 0).settings.topics == ("orders",)
+    store.close()
+
+
 def test_a_migration_that_fails_leaves_version_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,9 +279,9 @@ def test_a_database_of_another_version_or_program_stays_as_it_is(tmp_path: Path)
     path = tmp_path / "groups.db"
     GroupStore(str(path)).close()
     with sqlite3.connect(path) as database:
-        database.execute("UPDATE meta SET value = 10 WHERE name = 'schema_version'")
+        database.execute("UPDATE meta SET value = 11 WHERE name = 'schema_version'")
     database.close()
-    with pytest.raises(StorageError, match="schema version 10, this build reads 9"):
+    with pytest.raises(StorageError, match="schema version 11, this build reads 10"):
         GroupStore(str(path))
     other = tmp_path / "other.db"
     with sqlite3.connect(other) as database:

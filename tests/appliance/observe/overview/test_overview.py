@@ -74,3 +74,12 @@ def test_a_failed_backup_and_an_old_one_are_problems() -> None:
     assert "/b failed: The disk is full. (the newest backup there is 0001)" in failed.detail
     [never] = problems_of({**cluster, "backups": [{**made, "point_us": 0, "error": "No."}]})
     assert "none is there" in never.detail
+
+
+def test_an_audit_log_that_cannot_be_written_is_a_problem() -> None:
+    state = {"directory": "/audit", "is_failing": True, "lines": {}, "dropped": 0, "failures": 1}
+    cluster = {"processes": [], "data_dirs": [], "offline": [], "paused": [], "paused_count": 0}
+    assert problems_of({**cluster, "audit": {**state, "is_failing": False}}) == []
+    [found] = problems_of({**cluster, "audit": state})
+    assert found.level is Level.PROBLEM
+    assert "/audit cannot be written" in found.detail

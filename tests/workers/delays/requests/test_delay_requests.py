@@ -321,6 +321,7 @@ def test_tokens_that_a_client_guesses_decide_nothing() -> None:
         asking.requests._changes._add_parts(
             changes_module.PendingChange(Requester(0, number, 0), [{}], [], 0),
             PLACE,
+            0,
             [(0, [asking.world.partition.cancellation(1)])],
         )
         tokens |= set(asking.world.partition.changes)

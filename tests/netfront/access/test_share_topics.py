@@ -1,0 +1,24 @@
+"""Topics of members: a heartbeat that names none is checked by those that are remembered."""
+
+from __future__ import annotations
+
+import pytest
+
+from netfront.access.share_topics import ShareTopics
+from tailrace.protocol.frame import WireError
+from tests.netfront.access.test_rules import principal_with
+
+
+def test_a_member_whose_user_may_not_read_its_topic_any_more_stays_no_longer() -> None:
+    topics = ShareTopics()
+    member = {"group": "g", "member_id": "m", "member_epoch": 3}
+    allowed, denied = principal_with("read topic any"), principal_with("read group any")
+    topics.heartbeat(denied, member)  # not known here: a fetch is refused anyway
+    topics.heartbeat(allowed, {**member, "topics": ["orders"]})
+    topics.heartbeat(allowed, member)
+    for kind in ({}, {"kind": "consumer"}):
+        with pytest.raises(WireError, match="User:a may not read topic 'orders'"):
+            topics.heartbeat(denied, {**member, **kind})
+    topics.heartbeat(denied, {**member, "kind": "share"})
+    topics.heartbeat(denied, {**member, "member_epoch": -1})
+    topics.heartbeat(denied, member)
