@@ -334,9 +334,9 @@ def main() -> None:
     for part in (curve, rules, login, catalog, strangers):
         if part.__name__ in ONLY:
             part(found)
-    content = {"conditions": conditions.report(), "rounds": ROUNDS, "figures": found}
-    commit = content["conditions"].get("commit", "")[:7]
-    path = RESULTS / f"security-{time.strftime('%Y-%m-%d')}-{commit}.json"
+    measured_under = conditions.report()
+    content = {"conditions": measured_under, "rounds": ROUNDS, "figures": found}
+    path = RESULTS / f"security-{measured_under['date']}-{measured_under['commit'][:7]}.json"
     path.write_text(json.dumps(content, indent=1) + "\n")
     print(path)
 
