@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from shm.rights.acl import checked_acl
+from shm.rights.authorizer import AclTable, Principal
 from tailrace.core.schedule.delays import delay_id
 from tailrace.protocol.frame import Api
 
@@ -134,3 +136,15 @@ NEEDED: dict[Api, list[tuple[dict[str, Any], list[str]]]] = {
     Api.TEST_ACL: [({"principal": "User:a"}, ["describe cluster"])],
 }  # fmt: skip
 CASES = [(api, request, needs) for api, cases in NEEDED.items() for request, needs in cases]
+
+
+def principal_with(*allowed: str) -> Principal:
+    """The user `a` with these rights."""
+    table = AclTable()
+    for number, text in enumerate(allowed, 1):
+        operation, kind, *name = text.split(" ")
+        fields = {"principal": "User:a", "operation": operation, "resource_type": kind}
+        if name:
+            fields["name"] = "*" if name[0] == "any" else name[0]
+        table.add(checked_acl(fields, number))
+    return Principal("a", (), "127.0.0.1", table, is_admin=False)

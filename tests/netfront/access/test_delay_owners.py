@@ -8,8 +8,7 @@ from netfront.access.delay_owners import owner_number, stamped, with_owners
 from tailrace.core.schedule.delays import delay_id
 from tailrace.format.record_batch.batch_header import checksum_seed, verify_batch
 from tests.kit.batches import TOPIC_ID, make_batch
-from tests.kit.peers.needs import NAMES, ORDERS
-from tests.netfront.access.test_rules import principal_with
+from tests.kit.peers.needs import NAMES, ORDERS, principal_with
 
 SEED = checksum_seed(TOPIC_ID, 3)
 TOKEN = delay_id(bytes.fromhex(ORDERS), 0, 5, 7)

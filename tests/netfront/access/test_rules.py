@@ -11,18 +11,7 @@ from shm.rights.acl import OPERATIONS_OF, checked_acl
 from shm.rights.authorizer import AclTable, Principal
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api, WireError
-from tests.kit.peers.needs import CASES, NAMES, NEEDED
-
-
-def principal_with(*allowed: str) -> Principal:
-    table = AclTable()
-    for number, text in enumerate(allowed, 1):
-        operation, kind, *name = text.split(" ")
-        fields = {"principal": "User:a", "operation": operation, "resource_type": kind}
-        if name:
-            fields["name"] = "*" if name[0] == "any" else name[0]
-        table.add(checked_acl(fields, number))
-    return Principal("a", (), "127.0.0.1", table, is_admin=False)
+from tests.kit.peers.needs import CASES, NAMES, NEEDED, principal_with
 
 
 def ask(principal: Principal, api: Api, request: dict[str, Any]) -> None:

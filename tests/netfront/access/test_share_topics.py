@@ -6,7 +6,7 @@ import pytest
 
 from netfront.access.share_topics import ShareTopics
 from tailrace.protocol.frame import WireError
-from tests.netfront.access.test_rules import principal_with
+from tests.kit.peers.needs import principal_with
 
 
 def test_a_member_whose_user_may_not_read_its_topic_any_more_stays_no_longer() -> None:

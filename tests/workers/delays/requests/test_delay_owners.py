@@ -11,9 +11,9 @@ from tailrace.batch import arrow_codec as arrow_batch
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.schedule.delays import delay_id, parse_delay_id
 from tailrace.protocol.frame import Api
+from tests.kit.stepped.delay_requests import DAY, PLACE, SECOND, Asking
 from tests.kit.stepped.delays import LOG_ID, SCHEMA
 from tests.kit.stepped.foreign_rows import encoded, foreign
-from tests.workers.delays.requests.test_delay_requests import DAY, PLACE, SECOND, Asking
 from workers.delays.delay_partition import DelayPartition
 
 ANN, BOB = 11, 22
