@@ -36,6 +36,8 @@ _LZ4_BLOCKS = (
     (4 << 20, b"\x70\x73"),
 )
 """(largest block, its byte in the descriptor and the descriptor's checksum)."""
+_LZ4_BLOCK_MAX = {_LZ4_START + descriptor: size for size, descriptor in _LZ4_BLOCKS}
+"""The largest block of a frame that begins like this."""
 _FIRST_ROOM_BYTES = 64 << 10
 _SPARE_MAX_BYTES = 4 << 20
 _spare: list[bytearray] = []
@@ -74,6 +76,10 @@ def unpack(codec: int, data: memoryview, bytes_max: int) -> Readable:
         return _gunzip(data, bytes_max)
     if codec == 2:
         return _unsnap(data, bytes_max)
+    if codec == 3:
+        unpacked = _unpack_plain_lz4(data, bytes_max)
+        if unpacked is not None:
+            return unpacked
     return _decode(_library().lz4 if codec == 3 else _library().zstd, data, bytes_max)
 
 
@@ -133,6 +139,63 @@ def _unsnap_block(block: memoryview, unpacked: bytearray, bytes_max: int) -> Non
         raise CompressionError(f"the snappy data is damaged: {error}") from None
     if done != size:
         raise CompressionError("the snappy data is damaged: its size is another")
+
+
+def _unpack_plain_lz4(data: memoryview, bytes_max: int) -> memoryview | None:
+    """The blocks of a frame as Kafka's clients write it: independent, without checksums and size.
+    None: it is another frame, or it is damaged or too large, which `_decode` tells apart.
+
+    The library unpacks large blocks of frames through a buffer that it makes anew each time, at a
+    quarter of the speed.
+    """
+    block_max = _LZ4_BLOCK_MAX.get(bytes(data[: len(_LZ4_START) + 2]))
+    if block_max is None:
+        return None
+    lz4, damaged = _library().lz4, _library().DecompressionError
+    target = _buffer(min(max(_FIRST_ROOM_BYTES, 4 * len(data)), bytes_max))
+    at, filled, end = len(_LZ4_START) + 2, 0, len(data) - 4
+    while at <= end:
+        (length,) = _LZ4_LENGTH.unpack_from(data, at)
+        at += 4
+        if not length:
+            return memoryview(target)[:filled] if at == len(data) else None
+        is_stored = bool(length & _LZ4_STORED)
+        length &= ~_LZ4_STORED
+        if length > min(end - at, block_max):
+            return None
+        block = data[at : at + length]
+        at += length
+        while True:
+            room = min(block_max, bytes_max - filled, len(target) - filled)
+            with memoryview(target) as view, view[filled : filled + room] as part:
+                try:
+                    if not is_stored:
+                        done = lz4.decompress_block_into(block, part, output_len=room)
+                    elif length <= room:
+                        part[:length] = block
+                        done = length
+                    else:
+                        raise damaged
+                    break
+                except damaged:
+                    if room == min(block_max, bytes_max - filled):
+                        return None
+            target = _grown(target, filled, bytes_max)
+        filled += done
+    return None
+
+
+def _buffer(room: int) -> bytearray:
+    """A buffer of at least so many bytes, the spare one if it is large enough."""
+    spare = _spare.pop() if _spare else b""
+    return spare if isinstance(spare, bytearray) and len(spare) >= room else bytearray(room)
+
+
+def _grown(target: bytearray, filled: int, bytes_max: int) -> bytearray:
+    """A larger buffer with the filled bytes of another."""
+    larger = bytearray(min(4 * len(target), bytes_max))
+    larger[:filled] = memoryview(target)[:filled]
+    return larger
 
 
 def _decode(module: Any, data: memoryview, bytes_max: int) -> memoryview:
