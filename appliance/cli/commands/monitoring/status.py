@@ -120,7 +120,10 @@ def _print_problems(state: dict[str, Any]) -> None:
                 for t in state["long_transactions"]
             ],
         )  # fmt: skip
-        click.echo("To abort one: tailrace transaction abort TRANSACTIONAL_ID\n")
+        click.echo("To abort one: tailrace transaction abort TRANSACTIONAL_ID")
+        if any(t["state"] == "prepared" for t in state["long_transactions"]):
+            click.echo("A prepared one waits for that, or for: tailrace transaction commit ID")
+        click.echo()
     click.echo("" if found or state["long_transactions"] else "nothing is wrong\n")
 
 
@@ -164,7 +167,7 @@ def _long_transactions(admin: Admin) -> list[dict[str, Any]]:
     timeout, at most LONG_MS.
     """
     try:
-        rows = admin.list_transactions(["ongoing"]).values()
+        rows = admin.list_transactions(["ongoing", "prepared"]).values()
     except TailraceError:
         return []  # the process of groups is being restarted
     return [row for row in rows if (row["open_ms"] or 0) > min(row["timeout_ms"], LONG_MS)]

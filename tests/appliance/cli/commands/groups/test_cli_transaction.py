@@ -106,13 +106,17 @@ def test_a_transaction_is_aborted_by_its_id_or_by_its_producer(aborted: list[Any
     output("abort", "billing-1", "--producer-id", "5", "--producer-epoch", "0", status=2)
 
 
-def test_status_names_what_holds_readers_back() -> None:
+def test_status_names_what_holds_readers_back_also_if_it_is_prepared() -> None:
+    prepared = {**ROW, "state": "prepared"}
+
     class FakeAdmin(Admin):
         def list_transactions(self, states: Any = None) -> dict[str, Any]:
-            return {"billing-1": ROW}
+            rows = {"billing-1": ROW, "billing-2": prepared}
+            return {name: row for name, row in rows.items() if row["state"] in states}
 
     admin = FakeAdmin("localhost:1")
-    assert status._long_transactions(admin) == [ROW]
+    assert status._long_transactions(admin) == [ROW, prepared]
+    prepared["open_ms"] = 0
     ROW["open_ms"] = 59_000
     try:
         assert status._long_transactions(admin) == []
