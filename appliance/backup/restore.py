@@ -8,7 +8,10 @@ Invariants:
 - The directory gets an identity of its own, so that nothing (shared memory, leases, lanes) is
   taken for the original's. Producer ids that the original may have given since are not given
   again.
-- The identity is written last: a start refuses a directory that was not restored wholly.
+- The identity is written last, when everything else is synced: a start refuses a directory that was
+  not restored wholly.
+
+Segments are synced by threads, while the next ones are written: a sync waits for the disk.
 
 Crash: a restore that was killed leaves a directory that neither a start nor a restore takes; it is
 removed by hand.
@@ -21,7 +24,9 @@ import os
 import re
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Collection, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import orjson
@@ -56,6 +61,8 @@ EPOCHS_ABOVE = 1 << 16
 begins after the backup.
 """
 CHECKPOINT_FILE = "checkpoint.0"
+SYNCS_MAX = 3
+"""Segments that are being synced at once: they are all that waits in memory for the disk."""
 _VERSIONS = {CATALOG_FILE: CATALOG_VERSION, GROUPS_FILE: GROUPS_VERSION}
 _BUCKET = re.compile(r"[0-9]+-[0-9]{16}-[0-9]{8}\.pending")
 _MODE = 0o600
@@ -149,24 +156,38 @@ class _Restore:
         self._path = path
         self._written_bytes = 0
         self._ends = {entry.key: entry.end for entry in manifest.partitions}
+        self._instance = os.urandom(16)
+        self._syncs: deque[Future[None]] = deque()
 
     def run(self) -> int:
+        with ThreadPoolExecutor(SYNCS_MAX, "restore-sync") as self._syncers:
+            self._write_all()
+            self._await_syncs(0)
+        self._complete()
+        return self._written_bytes
+
+    def _write_all(self) -> None:
         self._write(UNFINISHED_RESTORE_FILE, [self._manifest.backup_id.encode()])
-        instance = os.urandom(16)
         for name in self._manifest.databases:
-            self._write_database(name, instance)
+            self._write_database(name, self._instance)
         counts = self._slot_counts()
         for entry in self._manifest.partitions:
             if entry.topic_id not in self._manifest.gone and entry.metadata is not None:
                 self._write_partition(entry, counts.get(entry.topic_id, 0))
             crash_point("restore.in_partitions")
+
+    def _complete(self) -> None:
         crash_point("restore.before_identity")
         _sync(self._path)
         os.unlink(f"{self._path}/{UNFINISHED_RESTORE_FILE}")
-        identity = Identity(instance, instance).encode()
+        identity = Identity(self._instance, self._instance).encode()
         for name in (IDENTITY_COPY_FILE, IDENTITY_FILE):
             checked_json.replace(f"{self._path}/{name}", identity)
-        return self._written_bytes
+
+    def _await_syncs(self, count: int) -> None:
+        """Wait until at most so many segments are being synced. Raises OSError."""
+        while len(self._syncs) > count:
+            self._syncs.popleft().result()
 
     # ---- databases -------------------------------------------------------------------------------
 
@@ -253,7 +274,8 @@ class _Restore:
         if metadata is None or metadata.topic_id.hex() != entry.topic_id:
             raise BackupError(f"{PARTITION_FILE} of {name} in the backup is damaged.")
         for segment in entry.segments:
-            self._write(f"{name}/{file_name(segment.base)}", self._read(segment.parts))
+            path = f"{name}/{file_name(segment.base)}"
+            self._write(path, self._read(segment.parts), waits=False)
             self._write_sidecars(f"{self._path}/{name}", segment, metadata)
         if entry.checkpoint is not None:
             self._write(f"{name}/{CHECKPOINT_FILE}", self._read([entry.checkpoint]))
@@ -303,7 +325,7 @@ class _Restore:
         for part in parts:
             yield from self._store.read(objects[part.number], part)
 
-    def _write(self, name: str, pieces: Iterable[bytes]) -> None:
+    def _write(self, name: str, pieces: Iterable[bytes], *, waits: bool = True) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(os.path.join(self._path, name), flags, _MODE)
         try:
@@ -312,7 +334,11 @@ class _Restore:
                 while rest:
                     rest = rest[os.write(fd, rest) :]
                 self._written_bytes += len(piece)
-            os.fsync(fd)
+            if waits:
+                os.fsync(fd)
+            else:
+                self._await_syncs(SYNCS_MAX - 1)
+                self._syncs.append(self._syncers.submit(_sync_and_close, os.dup(fd)))
         finally:
             os.close(fd)
 
@@ -334,7 +360,10 @@ def _adapt_metadata(metadata: PartitionMetadata, entry: PartitionEntry, map_coun
 
 
 def _sync(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    _sync_and_close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+
+def _sync_and_close(fd: int) -> None:
     try:
         os.fsync(fd)
     finally:
