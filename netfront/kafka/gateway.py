@@ -29,7 +29,6 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from netfront.access.gate import Gate
 from netfront.agent.front_agent import Front
 from netfront.fetch.log.file_reader import DiskFileReader
 from netfront.fetch.reader_pool import ReaderPool
@@ -56,6 +55,7 @@ from shm.runtime.timing_wheel import NEVER_NS, TimingWheel
 from shm.tables.control import ProcessSlot
 
 if TYPE_CHECKING:
+    from netfront.access.gate import Gate
     from netfront.kafka.login.login import Logins
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,6 @@ resource types delay and console are ours.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterable, Mapping
 from operator import itemgetter
@@ -213,6 +212,8 @@ def _resource_name(kind: str, pattern: str, value: object) -> str:
 def _host(value: object) -> str:
     if value == ANY:
         return ANY
+    import ipaddress  # rules with a host are rare
+
     try:
         return str(ipaddress.ip_address(str(value)))
     except ValueError:

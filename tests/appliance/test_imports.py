@@ -14,7 +14,7 @@ import sys
 
 import pytest
 
-from appliance.supervise.processes.child_processes import MODULES
+from appliance.supervise.processes.child_processes import KAFKA_GATEWAY, MODULES
 from appliance.supervise.processes.zygote import SHARED
 from shm.memory.layout import Role
 
@@ -42,6 +42,7 @@ MAY_LOAD = {
     MODULES[Role.SCHEDULER]: set(),
     MODULES[Role.CLEANER]: set(),
     MODULES[Role.FRONT]: {"zmq"},
+    KAFKA_GATEWAY: {"zmq"},
     MODULES[Role.GROUPS]: {
         "email",
         "importlib.metadata",
@@ -71,6 +72,7 @@ OWN_MODULES_MAX = {
     MODULES[Role.SCHEDULER]: 70,
     MODULES[Role.CLEANER]: 54,
     MODULES[Role.FRONT]: 128,
+    KAFKA_GATEWAY: 200,
     MODULES[Role.GROUPS]: 152,
     MODULES[Role.CONSOLE]: 54,
     HTTP_SERVICE: 108,
@@ -134,6 +136,6 @@ def test_a_process_imports_only_what_it_needs(process: str) -> None:
 
 def test_the_clients_for_asyncio_load_no_pandas() -> None:
     """Fails with the chain of modules that brought it."""
-    found = imported("tailrace.aio")
+    found = imported("tailrace.aio.producer", "tailrace.aio.consumer", "tailrace.aio.table")
     assert "tailrace.aio.producer" in found
     assert " <- ".join(found.get("pandas", ())) == ""

@@ -16,7 +16,7 @@ Invariants:
 
 from __future__ import annotations
 
-import importlib.resources
+import os.path
 import struct
 from collections.abc import Callable
 from functools import cache
@@ -116,8 +116,9 @@ Write = Callable[[bytearray, Any], None]
 @cache
 def definitions() -> dict[str, Any]:
     """All definitions: of APIs by their number, of structures by their name."""
-    file = importlib.resources.files("netfront.kafka.wire").joinpath("definitions.json")
-    found: dict[str, Any] = orjson.loads(file.read_bytes())
+    path = os.path.join(os.path.dirname(__file__), "definitions.json")
+    with open(path, "rb") as file:
+        found: dict[str, Any] = orjson.loads(file.read())
     return found
 
 
