@@ -122,7 +122,7 @@ def test_records_of_a_topic_that_is_not_made_again_end_in_time_and_others_go_on(
             waiting.result(60)
         assert producer.metrics()["buffered_bytes"] == 0
         with pytest.raises(UnknownTopicError):
-            producer.send_arrow(topic, pa.table({"value": [b"x"]}))
+            producer.send_arrow(topic, pa.table({"value": [b"x"]})).result(60)  # at once, or there
         admin.create_topics([NewTopic(topic)])
         assert producer.send(topic, b"new").result(60).offset == 0
     with Producer(appliance.address, retries=0) as producer:
