@@ -12,6 +12,7 @@ job that writes the same ones.
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 
 from shm.crash_points import crash_point
 from tailrace.format.record_batch.batch_header import END_OF_STREAM
@@ -110,6 +111,18 @@ class CleanedFile:
         """Close and remove the files, as far as they exist. Raises OSError."""
         self.close()
         remove_files(self._files, self._directory, self._run[0].base)
+
+
+def remove_unreported(
+    files: Files, directory: str, unfinished: CleanedFile | None, runs: Sequence[CleanedRun]
+) -> None:
+    """Remove a job's unfinished file, and those of finished runs of which the flusher does not
+    know. Raises OSError.
+    """
+    if unfinished is not None:
+        unfinished.abandon()
+    for run in runs:
+        remove_files(files, directory, run.base)
 
 
 def remove_files(files: Files, directory: str, base: int) -> None:

@@ -28,7 +28,7 @@ import pyarrow as pa
 from shm.crash_points import crash_point
 from tailrace.format.record_batch.batch_header import checksum_seed
 from tailrace.format.record_batch.sparse_batch import cleaned_schema_message
-from workers.clean.cleaned_file import CleanedFile, remove_files
+from workers.clean.cleaned_file import CleanedFile, remove_unreported
 from workers.clean.merged_batches import NONE_US, MergedBatches
 from workers.clean.sources import Source, SourceReader, UnreadableError
 from workers.clean.superseded import Superseded
@@ -86,11 +86,10 @@ class CleaningPass:
         """Remove what is unfinished, and the runs behind the first `reported_count`, of which the
         flusher does not know. Raises OSError.
         """
-        if self._open is not None:
-            made, self._open = self._open, None
-            made.abandon()
-        for run in self.report.runs[reported_count:]:
-            remove_files(self._files, self._job.directory, run.base)
+        unfinished, self._open = self._open, None
+        remove_unreported(
+            self._files, self._job.directory, unfinished, self.report.runs[reported_count:]
+        )
 
     def _clean(self, run: list[JobSegment], superseded: Superseded) -> Iterator[int]:
         job = self._job

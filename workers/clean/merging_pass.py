@@ -35,7 +35,7 @@ from tailrace.format.record_batch.batch_header import (
 )
 from tailrace.format.record_batch.header_stamps import stamp_merged
 from tailrace.format.segments.transaction_index import AbortedBatches
-from workers.clean.cleaned_file import CleanedFile, remove_files
+from workers.clean.cleaned_file import CleanedFile, remove_unreported
 from workers.clean.plain_batches import PlainBatches
 from workers.clean.sources import SourceReader, UnreadableError
 from workers.segment.cleaning_job import DONE, CleaningJob, CleaningReport, JobSegment
@@ -82,11 +82,10 @@ class MergingPass:
         """Remove what is unfinished, and the runs behind the first `reported_count`, of which the
         flusher does not know. Raises OSError.
         """
-        if self._open is not None:
-            made, self._open = self._open, None
-            made.abandon()
-        for run in self.report.runs[reported_count:]:
-            remove_files(self._files, self._job.directory, run.base)
+        unfinished, self._open = self._open, None
+        remove_unreported(
+            self._files, self._job.directory, unfinished, self.report.runs[reported_count:]
+        )
 
     def _merge(self, segment: JobSegment) -> Iterator[int]:
         try:

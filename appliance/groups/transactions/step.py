@@ -6,12 +6,12 @@ Invariants: an answer that depends on a change of the step is a refusal where th
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from appliance.groups.base.messages import Answer, Requester
 from appliance.groups.base.request_validation import shown
 from appliance.groups.transactions.counters import Counters
-from appliance.groups.transactions.ids.ends import End
+from appliance.groups.transactions.ids.ends import End, find_end
 from appliance.groups.transactions.ids.fencing import fenced_sentence
 from appliance.groups.transactions.ids.id_table import Entry, IdTable
 from appliance.groups.transactions.requests.waiting import Waiter, Waiting
@@ -25,6 +25,19 @@ from tailrace.protocol.json_messages import encode_error
 
 WAIT_NS = 10_000_000_000
 """Time that a request waits for the workers, or for producer ids. A front waits longer."""
+
+
+class OwnersRequest(Protocol):
+    """A request of the owner of an id, about one of its transactions."""
+
+    @property
+    def producer_id(self) -> int: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def owner(self) -> int: ...
 
 
 class Step:
@@ -67,6 +80,15 @@ class Step:
     def is_unsettled(self, entry: Entry) -> bool:
         """True if a decision of the id is not carried out everywhere."""
         return bool(entry.unsettled_count or entry.staged_count)
+
+    def check_owner(self, entry: Entry, request: OwnersRequest) -> End | None:
+        """Refuse a request of an older owner. Returns the end of the transaction that the request
+        names; None: it has none, or it is not known any more.
+        """
+        end = find_end(entry.row.ended, request.producer_id, request.epoch)
+        if request.owner != entry.row.owner:
+            self.refuse_fenced(entry, end if end and end.owner == request.owner else None)
+        return end
 
     def refuse_fenced(self, entry: Entry, end: End | None) -> NoReturn:
         """Refuse a request of an older owner, whose transaction had this end."""

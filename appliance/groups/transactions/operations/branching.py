@@ -14,7 +14,6 @@ import orjson
 from appliance.groups.base.messages import Requester
 from appliance.groups.transactions.branches.pool import pool_of
 from appliance.groups.transactions.decider import Decider
-from appliance.groups.transactions.ids.ends import find_end
 from appliance.groups.transactions.ids.fencing import ended_error
 from appliance.groups.transactions.ids.id_table import Entry
 from appliance.groups.transactions.requests.answers import joined
@@ -67,9 +66,7 @@ class Branching:
         """The id whose current transaction this is, and takes batches. Raises TailraceError."""
         entry = self._step.entry(request.transactional_id)
         row = entry.row
-        end = find_end(row.ended, request.producer_id, request.epoch)
-        if request.owner != row.owner:
-            self._step.refuse_fenced(entry, end if end and end.owner == request.owner else None)
+        end = self._step.check_owner(entry, request)
         if (request.producer_id, request.epoch) != (row.producer_id, row.epoch):
             raise ended_error(row, end)
         if row.prepared:

@@ -88,9 +88,7 @@ class Ending:
         ):  # fmt: skip
             self._end_current(entry, requester, request)
             return
-        end = find_end(row.ended, request.producer_id, request.epoch)
-        if request.owner != row.owner:
-            self._step.refuse_fenced(entry, end if end and end.owner == request.owner else None)
+        end = self._step.check_owner(entry, request)
         if end is None or end.owner != request.owner:
             raise InvalidTransactionError(
                 f"(producer id {request.producer_id}, epoch {request.epoch}) is not the current "
@@ -123,9 +121,7 @@ class Ending:
         """The owner leaves a text with its transaction, which goes with the transaction's end."""
         entry = self._step.entry(request.transactional_id)
         row = entry.row
-        end = find_end(row.ended, request.producer_id, request.epoch)
-        if request.owner != row.owner:
-            self._step.refuse_fenced(entry, end if end and end.owner == request.owner else None)
+        end = self._step.check_owner(entry, request)
         if (request.producer_id, request.epoch) != (row.producer_id, row.epoch):
             self._refuse_prepare(entry, requester, end)
             return
@@ -140,9 +136,7 @@ class Ending:
         """The owner seals its transaction, which then waits for its decision."""
         entry = self._step.entry(request.transactional_id)
         row = entry.row
-        end = find_end(row.ended, request.producer_id, request.epoch)
-        if request.owner != row.owner:
-            self._step.refuse_fenced(entry, end if end and end.owner == request.owner else None)
+        end = self._step.check_owner(entry, request)
         if (request.producer_id, request.epoch) != (row.producer_id, row.epoch):
             self._refuse_prepare(entry, requester, end)
             return
