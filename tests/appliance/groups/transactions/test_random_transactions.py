@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from appliance.groups.transactions import step
 from appliance.groups.transactions.decisions.decision_log import DecisionLog
-from appliance.groups.transactions.operations import ending
 from tailrace.core.errors import DiskFullError, TailraceError
 from tailrace.protocol.frame import Api
 from tests.appliance.groups.transactions.kit import SECOND_NS, Fenced, NotYet, World
@@ -259,5 +259,5 @@ def test_the_schedules_find_rows_that_go_before_the_markers_are_durable(
 def test_the_schedules_find_an_answer_without_the_decided_outcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ending, "find_end", lambda *_: None)
+    monkeypatch.setattr(step, "find_end", lambda *_: None)
     assert _first_failure(tmp_path, 25)
