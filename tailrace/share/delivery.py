@@ -197,6 +197,7 @@ class Delivery:
         self.register()
         if self._is_unsettled:
             self.settle_last()
+        self._is_explicit = False  # `acknowledge` in the body was for this record, not the next
         if self._fetch_loop.is_recreated(record):
             return  # another record has its place
         if self._is_implicit:

@@ -279,6 +279,29 @@ def test_a_loop_of_a_queue_that_is_slow_for_its_locks_is_given_each_record_once_
     assert seen == [(offset, 1) for offset in range(60)]
 
 
+@pytest.mark.parametrize("left_by", ["break", "commit() in the body"])
+def test_what_a_loop_acknowledges_itself_changes_nothing_for_its_later_records(
+    appliance: EmbeddedAppliance, filled: str, left_by: str
+) -> None:
+    """After an `acknowledge` of any record, the last one of the loop came again."""
+    settings: dict[str, Any] = {
+        "bootstrap": appliance.address, "group_id": filled, "auto_offset_reset": "earliest",
+    }  # fmt: skip
+    with ShareConsumer(filled, **settings) as consumer:
+        for record in consumer:
+            if record.offset == 0:
+                consumer.acknowledge(record, "accept")
+            if record.offset == 2:
+                if left_by != "break":
+                    consumer.commit()
+                break
+        if left_by == "break":
+            consumer.commit()
+    with ShareConsumer(filled, share_acknowledgement_mode="explicit", **settings) as successor:
+        rest = [(record.offset, record.delivery_count) for record in take(successor, COUNT - 3)]
+    assert rest == [(offset, 1) for offset in range(3, COUNT)]
+
+
 def test_a_job_that_raises_comes_again_though_the_loop_is_begun_again(
     appliance: EmbeddedAppliance, topic: str
 ) -> None:
