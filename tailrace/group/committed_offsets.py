@@ -41,12 +41,19 @@ def request_items(connection: Connection, cursors: Iterable[PartitionPosition]) 
 
 
 def fetch_committed(
-    call: Call, group: str, keys: Iterable[TopicPartition], *, is_to_begin: bool = False
+    call: Call,
+    group: str,
+    topic_ids: Mapping[TopicPartition, str],
+    *,
+    has_ids: bool,
+    is_to_begin: bool = False,
 ) -> Steps[dict[TopicPartition, OffsetAndMetadata | None]]:
     """Look up the group's committed offset of each partition; None: nothing is committed.
-    `is_to_begin`: see `start_offsets_in`. `call` makes a request. Raises the error of the response.
+    `topic_ids`: the topic id of each partition, in hexadecimal; empty: the current topic of the
+    name. `has_ids`: the appliance takes ids. `is_to_begin`: see `start_offsets_in`. `call` makes a
+    request. Raises the error of the response.
     """
-    requested = list(dict.fromkeys(keys))
+    requested = list(topic_ids)
     found: dict[TopicPartition, OffsetAndMetadata | None] = dict.fromkeys(requested)
     for start in range(0, len(requested), PARTITIONS_PER_REQUEST):
         after: Any = None
@@ -54,7 +61,8 @@ def fetch_committed(
             request = {
                 "group": group,
                 "partitions": [
-                    list(key) for key in requested[start : start + PARTITIONS_PER_REQUEST]
+                    [*key, topic_ids[key]] if has_ids and topic_ids[key] else [*key]
+                    for key in requested[start : start + PARTITIONS_PER_REQUEST]
                 ],
                 "after": after,
             }

@@ -52,6 +52,7 @@ from tailrace.group.rebalance_listener import RebalanceCallbacks
 from tailrace.group.reconciliation import Reconciler
 from tailrace.group.retry_partitions import read_as_retries, retries_of
 from tailrace.group.subscription import Subscription, missing_topics
+from tailrace.protocol.frame import Api
 
 POLL_STEP_NS = 1_000 * NS_PER_MS
 """The longest wait of a poll between two checks."""
@@ -411,15 +412,27 @@ class ConsumerCoordinator:
         """Look up the cursor's committed offset now, if it begins there."""
         if cursor.from_committed:
             found = yield from fetch_committed(
-                self._call, self.group_id, [cursor.key], is_to_begin=self._begins_at_end
+                self._call,
+                self.group_id,
+                {cursor.key: cursor.info.topic_id.hex()},
+                has_ids=self._has_ids,
+                is_to_begin=self._begins_at_end,
             )
             self._lookup.place(cursor, found[cursor.key])
 
     def committed(
         self, keys: list[TopicPartition]
     ) -> Steps[dict[TopicPartition, OffsetAndMetadata | None]]:
-        """Look up the group's committed offsets."""
-        return fetch_committed(self._call, self.group_id, keys)
+        """Look up the group's committed offsets: in the topics that the names know, that are read,
+        or that have the names now.
+        """
+        topic_ids = {key: self.position_tracker.topic_id(key) for key in keys}
+        return fetch_committed(self._call, self.group_id, topic_ids, has_ids=self._has_ids)
+
+    @property
+    def _has_ids(self) -> bool:
+        """True unless the appliance looks up offsets by name only, as earlier versions do."""
+        return self._connection.version(Api.FETCH_OFFSETS) != 1
 
     def _member_fields(self) -> dict[str, Any]:
         return (

@@ -22,7 +22,7 @@ from tailrace.client.config.settings import ConsumerSettings
 from tailrace.client.connections.connection import Connection
 from tailrace.client.connections.runtime import NEVER_NS
 from tailrace.client.connections.steps import Steps, Wait
-from tailrace.client.topics.offsets import Offsets
+from tailrace.client.topics.offsets import Offsets, topic_id_of
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError, UnknownTopicError
 from tailrace.core.log import logger
@@ -58,7 +58,7 @@ class PositionTracker:
         self._now_ns = now_ns
         self._fetch_loop = fetch_loop
         self._buffer = buffer
-        self._commits = CommitQueue(connection, member_fields, on_refused, self._topic_id)
+        self._commits = CommitQueue(connection, member_fields, on_refused, self.topic_id)
         self._committed: dict[TopicPartition, int] = {}
         """The offset of the latest commit, done or in flight, which auto commit need not repeat. A
         failed commit is removed.
@@ -76,8 +76,12 @@ class PositionTracker:
         their position.
         """
 
-    def _topic_id(self, key: TopicPartition) -> str:
-        """The id of the topic that the partition is read from; empty: it is not read."""
+    def topic_id(self, key: TopicPartition) -> str:
+        """The id of the topic that the name knows, or that the partition is read from; empty: the
+        topic that has the name now.
+        """
+        if known := topic_id_of(key):
+            return known
         cursor = self._fetch_loop.cursors.get(key)
         return "" if cursor is None else cursor.info.topic_id.hex()
 

@@ -90,6 +90,11 @@ class Call(NamedTuple):
         """The client's user; "": the appliance has no users."""
         return "" if self.principal is None else self.principal.user
 
+    @property
+    def client(self) -> tuple[str, str]:
+        """(client id, host), by which the connections of one client are told from others."""
+        return self.client_id, self.connection.address.rpartition(":")[0]
+
     def may(self, operation: str, kind: str, name: str) -> bool:
         """True if the client's user may do this."""
         return self.principal is None or self.principal.may(operation, kind, name)

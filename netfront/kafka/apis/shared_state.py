@@ -1,9 +1,10 @@
-"""State that handlers of several APIs share: classic groups, transactional producers."""
+"""State that handlers of several APIs share: classic groups, transactional producers, positions."""
 
 from __future__ import annotations
 
 from netfront.kafka.apis.call import Services
 from netfront.kafka.groups.classic_groups import ClassicGroups
+from netfront.kafka.groups.read_positions import ReadPositions
 from netfront.kafka.producers.transactional_producer import TransactionalProducers
 
 
@@ -15,6 +16,14 @@ def classic_groups(services: Services) -> ClassicGroups:
             services.timers, lambda: services.now_ns, services.settings
         )
     return groups
+
+
+def read_positions(services: Services) -> ReadPositions:
+    """What the clients of this gateway fetch."""
+    found: ReadPositions | None = services.state.get("read_positions")
+    if found is None:
+        found = services.state["read_positions"] = ReadPositions()
+    return found
 
 
 def producers_of(services: Services) -> TransactionalProducers:

@@ -80,6 +80,29 @@ def test_a_commit_of_what_was_read_before_a_topic_was_made_again_is_refused_and_
         assert new.committed(key) == COUNT
 
 
+def test_a_consumer_of_a_deleted_topic_is_not_told_an_offset_of_the_one_that_has_its_name(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
+    """`position()` asked by name, and went on at the group's offset in the new topic."""
+    key = TopicPartition(made, 0)
+    settings: dict[str, Any] = {
+        "bootstrap": appliance.address,
+        "group_id": f"g-{made}",
+        "auto_offset_reset": "earliest",
+        "enable_auto_commit": False,
+    }
+    with Consumer(**settings) as old, Consumer(**settings) as new:
+        old.assign([key])
+        make_again(appliance, made)
+        send(appliance, made, 100)
+        new.assign([key])
+        new.commit({key: 5})
+        assert new.committed(key) == 5
+        assert new.position(key) == 5
+        assert old.committed(key) is None
+        assert old.position(key) == 0
+
+
 def test_a_group_with_latest_that_was_away_reads_a_topic_that_was_made_again_from_its_first_record(
     appliance: EmbeddedAppliance, made: str
 ) -> None:

@@ -5,6 +5,7 @@ The offsets are the same for consumers of Kafka's protocol and of ours.
 Invariants:
 - A commit of a classic group is accepted from a member of the current generation alone, or from
   outside while the group has no members.
+- A client's offset in a deleted topic is not committed in the one that has its name now.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from netfront.kafka.apis.call import Call, RefusedError
 from netfront.kafka.apis.groups.classic_groups import check_group_name, commit_error, has_members
-from netfront.kafka.apis.shared_state import classic_groups, producers_of
+from netfront.kafka.apis.shared_state import classic_groups, producers_of, read_positions
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.codec import ZERO_UUID
 from netfront.kafka.wire.errors import KafkaError, coordinator_error, kafka_error
@@ -33,6 +34,13 @@ def topic_name(call: Call, topic: dict[str, Any]) -> str | None:
         return str(topic["name"])
     route = call.services.routes.find(topic.get("topic_id", ZERO_UUID), 0)
     return None if route is None else route.topic
+
+
+def _id_of(call: Call, topic: dict[str, Any]) -> tuple[str, ...]:
+    """The topic's id, if the request names topics by id. Its name may be that of another one when
+    the process of groups gets the request.
+    """
+    return () if call.version < 10 else (topic["topic_id"].hex(),)
 
 
 def offset_commit(call: Call) -> Steps:
@@ -54,9 +62,12 @@ def offset_commit(call: Call) -> Steps:
                 codes[at] = KafkaError.OFFSET_METADATA_TOO_LARGE
             elif not services.routes.partition_count(found):
                 codes[at] = KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+            elif is_of_deleted_topic(call, at, request["member_id"]):
+                codes[at] = _stale_error(call)
             else:
                 epoch = each.get("committed_leader_epoch", -1)
-                entries.append([*at, each["committed_offset"], epoch, metadata])
+                entry = [*at, each["committed_offset"], epoch, metadata, *_id_of(call, topic)]
+                entries.append(entry)
     for start in range(0, len(entries), OFFSETS_AT_ONCE):
         part = entries[start : start + OFFSETS_AT_ONCE]
         body: dict[str, Any] = {"group": name, "kind": "classic", "offsets": part}
@@ -87,6 +98,28 @@ def offset_commit(call: Call) -> Steps:
             for topic, found in zip(topics, names, strict=True)
         ]
     }  # fmt: skip
+
+
+def is_of_deleted_topic(call: Call, place: tuple[str, int], member_id: str) -> bool:
+    """True if the member of a classic group, else the client that asks, has read a topic that was
+    deleted, and not the one that has its name now.
+    """
+    services = call.services
+    route = services.routes.find_by_name(*place)
+    if route is None:
+        return False
+    group = classic_groups(services).get(call.request["group_id"])
+    member = None if group is None else group.members.get(member_id)
+    client = call.client if member is None else (member.client_id, member.host[1:])
+    return read_positions(services).is_stale(client, place, route.topic_id)
+
+
+def _stale_error(call: Call) -> KafkaError:
+    """The error of an offset in a deleted topic. A member of a classic group joins again, and asks
+    where to begin. UNKNOWN_TOPIC_OR_PARTITION would be tried again for ever.
+    """
+    is_member = has_members(call.services, call.request["group_id"])
+    return KafkaError.ILLEGAL_GENERATION if is_member else KafkaError.UNKNOWN_TOPIC_ID
 
 
 def _code_of(
@@ -166,7 +199,7 @@ def _fetch(call: Call, name: str, topics: list[dict[str, Any]] | None) -> Steps:
     if topics is not None:
         names = [topic_name(call, topic) for topic in topics]
         partitions = [
-            [topic_found, partition]
+            [topic_found, partition, *_id_of(call, topic)]
             for topic, topic_found in zip(topics, names, strict=True)
             if topic_found is not None and call.services.routes.partition_count(topic_found)
             for partition in topic["partition_indexes"]
@@ -214,9 +247,12 @@ def _fetch(call: Call, name: str, topics: list[dict[str, Any]] | None) -> Steps:
 
 
 def _note(found: dict[str, dict[int, dict[str, Any]]], offsets: list[list[Any]]) -> None:
-    for topic, partition, offset, leader_epoch, metadata, committed_ms, *_ in offsets:
+    """Note rows of FETCH_OFFSETS. One that is not committed is where a client begins that would
+    otherwise begin at the end, and miss records: Kafka's clients begin at what is committed.
+    """
+    for topic, partition, offset, leader_epoch, metadata, *_ in offsets:
         row = _missing(partition)
-        if offset >= 0 and committed_ms != -1:
+        if offset >= 0:
             row |= {
                 "committed_offset": offset,
                 "committed_leader_epoch": leader_epoch,

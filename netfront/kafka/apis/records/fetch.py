@@ -5,6 +5,9 @@ out what was aborted, so the response lists no aborted transactions. Offsets tha
 the end become a control batch, behind which the client goes on.
 
 There are no fetch sessions: each request names all its partitions.
+
+A client that goes on in a topic that was deleted and created again gets OFFSET_OUT_OF_RANGE, once:
+its offset is of the deleted one, and `auto.offset.reset` says where it begins.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from netfront.kafka.apis.call import Call, RefusedError
 from netfront.kafka.apis.records.conversion import convert_outgoing, skipped_range
 from netfront.kafka.apis.records.producer_codecs import codec_of
 from netfront.kafka.apis.records.tail_cache import tail_cache
+from netfront.kafka.apis.shared_state import read_positions
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.records.errors import KafkaRecordsError
 from netfront.kafka.wire.errors import KafkaError, kafka_error
@@ -77,7 +81,9 @@ def _read_request(
     call: Call,
 ) -> tuple[list[dict[str, Any]], list[PartitionRead], list[FetchEntry]]:
     """The response's entries, and the partitions to read."""
-    routes, by_id = call.services.routes, call.version >= 13
+    routes, by_id, positions = (
+        call.services.routes, call.version >= 13, read_positions(call.services),
+    )  # fmt: skip
     flags = 0 if call.request["isolation_level"] == 1 else FETCH_UNCOMMITTED
     topics: list[dict[str, Any]] = []
     reads: list[PartitionRead] = []
@@ -101,7 +107,12 @@ def _read_request(
         if key in seen or len(entries) >= FETCH_PARTITIONS_MAX:
             error = KafkaError.INVALID_REQUEST
         offset = partition["fetch_offset"]
-        if offset < 0:
+        if error is KafkaError.NONE and (
+            offset < 0
+            or not positions.fetch(
+                call.connection, call.client, (route.topic, index), route.topic_id, offset
+            )
+        ):
             error = KafkaError.OFFSET_OUT_OF_RANGE
         if error is not KafkaError.NONE:
             made["error_code"] = error
@@ -165,6 +176,10 @@ def _fill(
             entry["error_code"] = error.code
             return
         records, following = converted.records, converted.next_offset
+        place = read.route.topic, read.route.partition
+        read_positions(call.services).fetched(
+            call.connection, place, max(following, found.resume_offset)
+        )
         if converted.is_cut:
             entry["records"] = records
             return
