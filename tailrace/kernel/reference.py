@@ -346,11 +346,12 @@ class LoopSender:
 
     def _sent_now(
         self, topic: Any, value: Any, key: Any, headers: Any, partition: Any, timestamp: Any,
-        on_delivery: Any,
+        no_more: Any, on_delivery: Any, deliver_at: Any, deliver_after: Any, repeat: Any,
     ) -> Any:  # fmt: skip
         """Add a record of plain types to its partition's open batch, count it, and return its
-        handle. None: it takes the long way, as do each `yields_after`-th record, records in another
-        loop, and those of a topic with a send that waits.
+        handle. None: it takes the long way, as do delayed records, each
+        `yields_after`-th record, records in another loop, and those of a topic with a send that
+        waits.
 
         Here all do: the same in Python is no faster than the long way.
         """

@@ -129,6 +129,21 @@ def test_a_producer_works_in_its_loop_alone_and_in_each_of_its_runs(
     assert values(appliance, made, 6) == [b"0", b"0", b"1", b"1", b"2", b"2"]
 
 
+def test_what_follows_the_timestamp_is_named(appliance: EmbeddedAppliance, made: str) -> None:
+    """As in `Producer.send`."""
+
+    async def main() -> None:
+        async with AsyncProducer(appliance.address) as producer:
+            send: Any = producer.send
+            for _ in range(2):  # the first waits for the topic's metadata
+                with pytest.raises(TypeError, match="positional arguments"):
+                    await send(made, b"no", None, None, None, None, print)
+                await producer.send(made, b"0", on_delivery=lambda *_: None)
+
+    asyncio.run(main())
+    assert values(appliance, made, 2) == [b"0", b"0"]
+
+
 class HashingTopic(str):
     """A topic's name whose hash runs code of the program."""
 

@@ -40,8 +40,10 @@ cdef class LoopSender:
         self.loop = loop
         self.mark = None if mark == NULL else <object>mark
 
-    def _sent_now(self, topic, value, key, headers, partition, timestamp, on_delivery):
+    def _sent_now(self, topic, value, key, headers, partition, timestamp, no_more, on_delivery, deliver_at, deliver_after, repeat):
         cdef object future
+        if no_more is not None or deliver_at is not None or deliver_after is not None or repeat is not None:
+            return None
         if self.loop is None or self.gates or not (self.send_count + 1) % self.yields_after:
             return None
         if (self.mark is None or running_mark() != <PyObject*>self.mark) and self.running_loop() is not self.loop:
