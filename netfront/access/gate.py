@@ -27,7 +27,7 @@ from netfront.access.page_tokens import SEALED, PageTokens
 from netfront.access.rules import OPEN, RULES, refuse_unless
 from netfront.session.sessions import Session
 from netfront.socket.zap import CERTIFICATE, TOKEN, Claim
-from shm.rights.acl import acls_of
+from shm.rights.acl import acls_of, acls_of_groups
 from shm.rights.authorizer import PRINCIPALS_MAX, AclTable, Principal
 from shm.rights.scram import ScramShape
 from shm.rights.users import User, UserDirectory, user_of
@@ -398,9 +398,11 @@ def _apply(rights: Rights, change: dict[str, Any]) -> None:
         rights.users.remove(name)
     for shown in change.get("users", ()):
         rights.users.put(user_of(shown))
+    rights.users.put_rows(change.get("user_rows", ()))
     for number in change.get("removed_acls", ()):
         rights.acls.remove(number)
     rights.acls.add_all(acls_of(change.get("acls", ())))
+    rights.acls.add_all(acls_of_groups(change.get("acl_groups", ())))
 
 
 def _refused(reason: str) -> WireError:

@@ -82,7 +82,8 @@ class LaneKind(IntEnum):
     """
     RIGHTS = 30
     """Controller to front: users and ACLs that have changed. Payload JSON: users, removed_users,
-    acls, removed_acls. `flags` is 1 where a feed of all of them begins.
+    acls, removed_acls; in a feed of all of them user_rows and acl_groups (`shm.rights`). `flags` is
+    1 where a feed begins.
     """
 
 

@@ -13,12 +13,15 @@ resource types delay and console are ours.
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from tailrace.core.errors import InvalidRequestError
+
+logger = logging.getLogger(__name__)
 
 TOPIC, GROUP, TRANSACTIONAL_ID, DELAY, CLUSTER, CONSOLE = (
     "topic", "group", "transactional-id", "delay", "cluster", "console"
@@ -164,6 +167,31 @@ def acls_of(rules: Iterable[Mapping[str, Any]]) -> list[Acl]:
     return found
 
 
+def acls_of_groups(groups: Iterable[list[Any]]) -> Iterator[Acl]:
+    """The rules of `[words, numbers, principals, names]`, where words are (type, pattern,
+    operation, whether it allows, host). A start reads every rule: the words are checked once for a
+    group. A rule that is damaged denies its principal everything of its type: it may have been a
+    denial.
+    """
+    new = tuple.__new__
+    for (kind, pattern, operation, is_allowed, host), numbers, principals, names in groups:
+        words = kind, pattern, operation, "allow" if is_allowed else "deny", host
+        known = _KNOWN_WORDS.get(words)
+        for number, principal, name in zip(numbers, principals, names, strict=True):
+            if known is not None:
+                kind, pattern, operation, allows = known
+                yield new(Acl, (number, principal, kind, pattern, name, operation, allows, ANY))
+                continue
+            fields = {"principal": principal, "name": name, **dict(zip(_WORDS, words, strict=True))}
+            try:
+                yield checked_acl(fields, number)
+            except InvalidRequestError as error:
+                logger.error("acl_damaged number=%s reason=%r", number, str(error))
+                of = kind if kind in OPERATIONS_OF else TOPIC
+                yield Acl(number, principal, of, LITERAL, ANY, ALL, False, ANY)
+
+
+_WORDS: Final = ("resource_type", "pattern", "operation", "permission", "host")
 _words_of = itemgetter("resource_type", "pattern", "operation", "permission", "host")
 _FIELD_COUNT: Final = len(Acl._fields)
 _KNOWN_WORDS: Final = {

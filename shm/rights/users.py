@@ -11,15 +11,24 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
+
+import orjson
 
 from shm.rights.acl import check_user_name
 from shm.rights.scram import HASHES, ScramCredential, ScramShape, checked_credential
 from tailrace.core.errors import InvalidRequestError
 
+logger = logging.getLogger(__name__)
+
+PLAIN_ROW: Final = 3
+"""Fields of a row of a user with keys alone."""
+NOTHING_MORE: Final = (0, 0, "[]", (), "", ())
+"""What such a row leaves out (`user_of_row`)."""
 KEYS_MAX: Final = 32
 """Most keys of a user."""
 GROUPS_MAX: Final = 100
@@ -109,6 +118,20 @@ def user_of(shown: Mapping[str, Any]) -> User:
     )  # fmt: skip
 
 
+def user_of_row(row: Sequence[Any]) -> User:
+    """The user of (name, keys, time of creation), and behind these, where one of them is needed:
+    whether it is an administrator, and disabled, the JSON of its groups, accounts, the hash of its
+    password, and SCRAM credentials. Raises ValueError, TypeError, KeyError for a damaged one.
+    """
+    name, keys, created_us, *more = row
+    is_admin, is_disabled, groups, accounts, password_hash, scram = more or NOTHING_MORE
+    return User(
+        name, bool(is_admin), bool(is_disabled), tuple(orjson.loads(groups)), tuple(accounts),
+        tuple(Key(*key) for key in keys), created_us, password_hash,
+        tuple(checked_credential(each) for each in scram),
+    )  # fmt: skip
+
+
 def check_public_key(text: object) -> str:
     """The key. Raises InvalidRequestError."""
     if isinstance(text, str) and len(text) == 40 and all(c in _PLACE for c in text):
@@ -160,7 +183,8 @@ class UserDirectory:
     """All users, by name, by key and by account."""
 
     def __init__(self) -> None:
-        self._by_name: dict[str, User] = {}
+        self._by_name: dict[str, User | Sequence[Any]] = {}
+        """Users, and rows of a feed that nobody has asked for (`user_of_row`)."""
         self._by_key: dict[str, str] = {}
         self._by_account: dict[int, str] = {}
         self._scram_shapes: dict[str, Counter[ScramShape]] = {name: Counter() for name in HASHES}
@@ -169,7 +193,7 @@ class UserDirectory:
         return len(self._by_name)
 
     def __iter__(self) -> Iterator[User]:
-        return iter(self._by_name.values())
+        return iter([user for name in self._by_name if (user := self.get(name)) is not None])
 
     def put(self, user: User) -> None:
         """Add a user, or replace the one of its name."""
@@ -180,11 +204,26 @@ class UserDirectory:
         for each in user.scram:
             self._scram_shapes[each.mechanism][each.shape] += 1
 
+    def put_rows(self, rows: Iterable[Sequence[Any]]) -> None:
+        """Add the users of a feed. A row becomes a user when it is asked for: a start pays little
+        for users that do not come.
+        """
+        by_name, by_key = self._by_name, self._by_key
+        for row in rows:
+            name = row[0]
+            if name in by_name or len(row) > PLAIN_ROW:
+                self.put(_user_or_disabled(row))
+                continue
+            by_name[name] = row
+            for key in row[1]:
+                by_key[key[1]] = name
+
     def remove(self, name: str) -> None:
         """Remove a user, if there is one of the name."""
-        user = self._by_name.pop(name, None)
+        user = self.get(name)
         if user is None:
             return
+        del self._by_name[name]
         for key in user.keys:
             self._by_key.pop(key.public, None)
         for account in user.accounts:
@@ -200,17 +239,31 @@ class UserDirectory:
         return self._scram_shapes[mechanism]
 
     def get(self, name: str) -> User | None:
-        return self._by_name.get(name)
+        found = self._by_name.get(name)
+        if found is None or isinstance(found, User):
+            return found
+        user = self._by_name[name] = _user_or_disabled(found)
+        return user
 
     def by_key(self, public: str) -> tuple[User, Key] | None:
         """The user of a public key, and that key."""
         name = self._by_key.get(public)
         if name is None:
             return None
-        user = self._by_name[name]
+        user = self.get(name)
+        assert user is not None
         return user, next(key for key in user.keys if key.public == public)
 
     def by_account(self, account: int) -> User | None:
         """The user that an account of the host stands for."""
         name = self._by_account.get(account)
-        return None if name is None else self._by_name[name]
+        return None if name is None else self.get(name)
+
+
+def _user_or_disabled(row: Sequence[Any]) -> User:
+    """The user of a row. One that is damaged is disabled: whatever it was, it is let in no more."""
+    try:
+        return user_of_row(row)
+    except (ValueError, TypeError, KeyError, InvalidRequestError) as error:
+        logger.error("user_damaged user=%r reason=%r", row[0], str(error))
+        return User(str(row[0]), is_disabled=True)

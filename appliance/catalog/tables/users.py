@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
+from operator import itemgetter
 from typing import Any
 
 import orjson
@@ -21,7 +22,7 @@ from appliance.catalog.database import refusals
 from appliance.catalog.transaction import Database, Transaction
 from shm.rights.acl import Acl
 from shm.rights.scram import ScramCredential
-from shm.rights.users import Key, User
+from shm.rights.users import NOTHING_MORE, Key, User
 from tailrace.core.errors import InvalidRequestError
 
 USERS_MAX = 200_000
@@ -33,6 +34,8 @@ CHOSEN_BY = (
 )  # fmt: skip
 """Fields by which rules are chosen."""
 _CONTENT = CHOSEN_BY[1:]
+_KEY_ORDER = itemgetter(2, 0)
+"""Time of creation, name: the order of a user's keys."""
 
 
 def read_users(database: Database, after: str = "", limit: int = USERS_MAX) -> Iterator[User]:
@@ -80,6 +83,42 @@ def _user_of(database: Database, row: tuple[Any, ...]) -> User:
         tuple(Key(*key) for key in keys.fetchall()), created_us, password_hash,
         tuple(ScramCredential(*each) for each in scram.fetchall()),
     )  # fmt: skip
+
+
+def read_user_rows(database: Database, *, with_credentials: bool) -> list[tuple[Any, ...]]:
+    """All users as `shm.rights.users.user_of_row` takes them, in a query for each table: a start
+    reads every user. Raises StorageError.
+    """
+    keys: dict[str, list[list[Any]]] = {}
+    accounts: dict[str, list[int]] = {}
+    scram: dict[str, list[dict[str, Any]]] = {}
+    with refusals():
+        for user, *key in database.execute(
+            "SELECT user, name, public, created_us, expires_us FROM user_keys"
+        ):
+            keys.setdefault(user, []).append(key)
+        for user, account in database.execute(
+            "SELECT user, account FROM user_accounts ORDER BY account"
+        ):
+            accounts.setdefault(user, []).append(account)
+        if with_credentials:
+            for user, *credential in database.execute(
+                "SELECT user, mechanism, salt, stored_key, server_key, iterations FROM user_scram"
+                " ORDER BY user, mechanism"
+            ):
+                scram.setdefault(user, []).append(ScramCredential(*credential).fields())
+        rows = []
+        for name, is_admin, is_disabled, groups, created_us, password_hash in database.execute(
+            _SELECT
+        ):
+            plain = name, sorted(keys.get(name, ()), key=_KEY_ORDER), created_us
+            shown_hash = password_hash if with_credentials else ""
+            more = (
+                is_admin, is_disabled, groups, accounts.get(name, ()), shown_hash,
+                scram.get(name, ()),
+            )  # fmt: skip
+            rows.append(plain if more == NOTHING_MORE else (*plain, *more))
+    return rows
 
 
 def count_users(database: Database) -> int:
@@ -142,6 +181,30 @@ def read_acls(
             (after, *values, limit),
         ).fetchall()
     return [Acl(*row)._replace(is_allowed=bool(row[6])) for row in rows]
+
+
+def read_acl_groups(database: Database, at_once: int) -> Iterator[list[list[Any]]]:
+    """All rules, at most `at_once` at a time, as `shm.rights.acl.acls_of_groups` takes them. Raises
+    StorageError.
+    """
+    after = 0
+    while True:
+        with refusals():
+            rows = database.execute(
+                "SELECT number, principal, name, resource_type, pattern, operation, is_allowed,"
+                " host FROM acls WHERE number > ? ORDER BY number LIMIT ?",
+                (after, at_once),
+            ).fetchall()
+        if not rows:
+            return
+        groups: dict[tuple[Any, ...], list[Any]] = {}
+        for number, principal, name, *words in rows:
+            group = groups.setdefault(tuple(words), [words, [], [], []])
+            group[1].append(number)
+            group[2].append(principal)
+            group[3].append(name)
+        yield list(groups.values())
+        after = rows[-1][0]
 
 
 def add_acls(database: Database, acls: Iterable[Acl]) -> list[Acl]:

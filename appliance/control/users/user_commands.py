@@ -28,8 +28,10 @@ from appliance.catalog.tables.users import (
     count_users,
     delete_user,
     put_user,
+    read_acl_groups,
     read_acls,
     read_user,
+    read_user_rows,
     read_users,
     remove_acls,
 )
@@ -54,6 +56,7 @@ logger = logging.getLogger(__name__)
 
 PAGE = 200
 FED_AT_ONCE = 100
+ACLS_FED_AT_ONCE = 500
 """Users, and rules, of one message to a front."""
 CHANGES_MAX = 1_000
 Changed = tuple[dict[str, Any], dict[str, Any] | None, dict[str, Any] | None]
@@ -104,17 +107,11 @@ class UserCommands:
         """All users and rules, in messages for a front. `with_credentials`: for one that verifies
         passwords.
         """
-        users: list[dict[str, Any]] = []
-        for user in read_users(self._database):
-            users.append(user.with_credentials() if with_credentials else user.shown())
-            if len(users) == FED_AT_ONCE:
-                yield orjson.dumps({"users": users})
-                users = []
-        yield orjson.dumps({"users": users})
-        after = 0
-        while acls := read_acls(self._database, after=after, limit=FED_AT_ONCE):
-            yield orjson.dumps({"acls": [acl.shown() for acl in acls]})
-            after = acls[-1].number
+        rows = read_user_rows(self._database, with_credentials=with_credentials)
+        for at in range(0, max(1, len(rows)), FED_AT_ONCE):
+            yield orjson.dumps({"user_rows": rows[at : at + FED_AT_ONCE]})
+        for groups in read_acl_groups(self._database, ACLS_FED_AT_ONCE):
+            yield orjson.dumps({"acl_groups": groups})
 
     # ---- requests --------------------------------------------------------------------------------
 

@@ -42,6 +42,14 @@ LOG_EVENTS: dict[str, LogEvent] = {
     "audit_not_in_journal": LogEvent(
         "a line of the audit log did not reach the journal; it is in its file", NOTHING
     ),
+    "acl_damaged": LogEvent(
+        "a stored rule cannot be read; its principal is denied everything of its type",
+        "restore coordinator.db from a backup, or remove and add the rule (`tailrace acl`)",
+    ),
+    "user_damaged": LogEvent(
+        "a stored user cannot be read; it is let in no more",
+        "restore coordinator.db from a backup, or delete and add the user (`tailrace user`)",
+    ),
     "audit_not_written": LogEvent(
         "the audit log cannot be written; administration is refused until it can",
         "free some space on its disk, or repair the directory or the key file that the line names",

@@ -8,7 +8,7 @@ import contextlib
 import pathlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
@@ -172,8 +172,22 @@ def test_ten_thousand_half_handshakes_take_bounded_memory(users: Users) -> None:
     _half_handshakes(users, 10_000, 500)
 
 
-def test_a_lost_catalog_lets_nobody_in_but_the_owner_of_the_directory(
-    tmp_path: pathlib.Path,
+def lose(directory: pathlib.Path) -> None:
+    for path in directory.glob("coordinator.db*"):
+        path.unlink()
+
+
+def damage(directory: pathlib.Path) -> None:
+    """Overwrite all of the catalog but its first page."""
+    path = directory / "coordinator.db"
+    content = path.read_bytes()
+    assert len(content) > 8_192
+    path.write_bytes(content[:4_096] + b"\x5a" * (len(content) - 4_096))
+
+
+@pytest.mark.parametrize("harm", [lose, damage])
+def test_a_lost_or_damaged_catalog_lets_nobody_in_but_the_owner_of_the_directory(
+    tmp_path: pathlib.Path, harm: Callable[[pathlib.Path], None]
 ) -> None:
     settings = {"security.enabled": "true"}
     directory = tmp_path / "data"
@@ -187,8 +201,7 @@ def test_a_lost_catalog_lets_nobody_in_but_the_owner_of_the_directory(
         users.close()
     finally:
         appliance.stop()
-    for path in directory.glob("coordinator.db*"):
-        path.unlink()
+    harm(directory)
     appliance = start_embedded(data_dir=str(directory), settings=settings)
     try:
         with (
