@@ -107,7 +107,7 @@ def test_records_of_a_topic_that_is_not_made_again_end_in_time_and_others_go_on(
     admin.create_topics([NewTopic(topic), NewTopic(other)])
     with Producer(
         appliance.address,
-        delivery_timeout_ms=5_000,
+        delivery_timeout_ms=3_000,
         request_timeout_ms=500,
         linger_ms=0,
         retry_backoff_ms=10,
