@@ -120,7 +120,7 @@ def test_a_restored_appliance_has_topics_groups_transactions_and_delays(
         assert consumer.poll(timeout_ms=60_000)
         consumer.commit()
     open_one = Producer(
-        appliance.address, transactional_id=f"{topic}-open", transaction_timeout_ms=2_000
+        appliance.address, transactional_id=f"{topic}-open", transaction_timeout_ms=8_000
     )
     open_one.init_transactions()
     open_one.begin_transaction()

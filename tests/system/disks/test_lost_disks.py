@@ -33,7 +33,7 @@ def disk(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def send(appliance: EmbeddedAppliance, partition: int, value: bytes) -> TailraceError | None:
-    with Producer(appliance.address, delivery_timeout_ms=3_000) as producer:
+    with Producer(appliance.address, delivery_timeout_ms=20_000) as producer:
         error = producer.send("orders", value, partition=partition).exception(HANG_LIMIT_S)
     assert error is None or isinstance(error, TailraceError)
     return error

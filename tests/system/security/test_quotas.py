@@ -146,7 +146,7 @@ def test_a_refused_connection_says_which_quota_it_was(
     with Admin(appliance.address, client_id="one") as first:
         first.list_topics()
         with (
-            Admin(appliance.address, client_id="one", connect_timeout_ms=2_000) as second,
+            Admin(appliance.address, client_id="one", connect_timeout_ms=5_000) as second,
             pytest.raises(TailraceError, match="connections_max is 1"),
         ):
             second.list_topics()

@@ -87,7 +87,7 @@ def test_a_dead_letter_that_cannot_be_written_is_not_given_up(
         appliance,
         topic,
         1,
-        group_share_record_lock_duration_ms=300,
+        group_share_record_lock_duration_ms=5_000,
         group_share_delivery_count_limit=1,
         dead_letter_topic=topic,
     )

@@ -235,7 +235,7 @@ def test_a_fenced_owner_cancels_nothing(
     appliance: EmbeddedAppliance, delayed: str, waiting: list[str]
 ) -> None:
     before = pending(appliance, delayed)
-    with Producer(appliance.address, transactional_id=delayed, max_block_ms=2_000) as old:
+    with Producer(appliance.address, transactional_id=delayed, max_block_ms=5_000) as old:
         old.begin_transaction()
         with Producer(appliance.address, transactional_id=delayed) as producer:
             producer.init_transactions()
