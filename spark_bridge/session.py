@@ -4,8 +4,8 @@
                                            # the format "tailrace"
     spark_bridge.session(spark)            # a session that the caller made
 
-The standard error of the JVM and of Spark's Python workers goes into a file in that directory: it
-has warnings without a remedy (incubator modules), and a BrokenPipeError with its traceback for each
+The standard error of the JVM and of Spark's Python workers goes into a file in that directory. It
+has warnings without a remedy (incubator modules), and a traceback of BrokenPipeError for each
 worker that the JVM disconnects. Its last lines become a note of the error that ends the block.
 
 Spark takes `python3` from the PATH for its Python processes. In an environment that is not

@@ -1,14 +1,14 @@
 """Writer of one backup: puts bytes into objects, and names what the target has already.
 
-Small pieces (metadata, snapshots, the new ends of active segments) of a backup share one object,
-the pack, so that a backup of a thousand partitions makes one object and not a thousand.
+Small pieces of a backup (metadata, snapshots, the new ends of active segments) share one object,
+the pack. So a backup of a thousand partitions makes one object instead of a thousand.
 
 Owner: one backup.
 
 Invariants:
 - A part of an earlier backup is taken over without reading it.
-- The parts of a segment that grows are merged as they grow: a segment has a number of parts that
-  is logarithmic in its size, and each byte is sent again a logarithmic number of times.
+- The parts of a segment are merged as it grows. Their number is logarithmic in its size, and so is
+  the number of times that a byte is sent.
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ Invariants:
 - One partition of a topic is closing or arriving at a time.
 - Nothing is appended in two places: the former worker is closed before the copy is complete, and
   the new one opens what the decision names.
-- The former files are removed when the partition is open in its new place, the readers know it, the
-  leases of then have ended, and so have the transactions that were open in it. Until then its
-  former worker, and each successor of it, has the partition closed: it keeps the coordinator from
-  forgetting the decisions that came while the partition was closed.
+- The former files are removed when the partition is open in its new place and the readers know it.
+  The leases and the transactions of before must have ended. Until then its former worker, and each
+  successor of it, has the partition closed: it keeps the coordinator from forgetting the decisions
+  that came while the partition was closed.
 
 Bounds: MOVES_MAX partitions at once are closing or arriving. One that is not copied within
 CLOSED_MAX_NS stays.

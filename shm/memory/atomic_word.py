@@ -25,9 +25,9 @@ Invariants:
 
 Order: the writer stores the bytes first, in any way (`pack_into`, slice assignment), then the word
 that publishes them. The reader loads the word first, then the bytes. Both ends carry `# SYNC POINT:
-name`. Words that belong together are bytes too: they are filled in an unpublished place and made
-valid by one word (the state of a slot in `partition_table`, the place in an outcome in `ring`). A
-killed writer leaves the old state or the new one. No reader waits for a dead writer, as it would
+name`. Words that belong together are bytes too. They are filled in an unpublished place, and one
+word makes them valid: the state of a slot in `partition_table`, the place in an outcome in `ring`.
+A killed writer leaves the old state or the new one. No reader waits for a dead writer, as it would
 with a sequence lock left odd.
 
 This relies on x86-64:

@@ -5,8 +5,8 @@ The flusher makes it (`workers.segment.disk_space`), also again when there is sp
 room is given up:
 
 1. Below the reserve of free space producers are refused. The file stays whole.
-2. Other programs fill the disk to its last byte: a write of book-keeping that finds no room frees a
-   quarter of what is left of the file, so that no program can take all of it at once.
+2. Other programs may fill the disk to its last byte. A write of book-keeping that finds no room
+   then frees a quarter of what is left of the file, so that no program can take all of it at once.
 3. A start on a full disk frees all of it (`appliance.data.data_dir_lock`).
 
 Owner: any process of the appliance may shorten the file, the flusher alone enlarges it.

@@ -1,8 +1,6 @@
-"""Administration client: topics, offsets and the state of the appliance. The methods for groups are
-in `tailrace.admin.groups`, those for transactions in `tailrace.admin.transactions`, those for
-delayed records in `tailrace.admin.delays`, those for deleted topics in
-`tailrace.admin.deleted_topics`, that for compacted topics in `tailrace.admin.compaction`, those
-for users and ACLs in `tailrace.admin.users`.
+"""Administration client: topics, offsets and the state of the appliance. Other methods have modules
+of their own beside it: `groups`, `transactions`, `delays`, `deleted_topics`, `compaction`, `users`
+(and ACLs).
 
 Each call makes a request or a few in the caller's thread.
 """
@@ -389,9 +387,9 @@ class Admin(
         self, names: str | Iterable[str] | None = None
     ) -> Steps[dict[str, dict[str, Any]]]:
         """All properties of topics (None: of all topics): settings, schema, creation time (ISO
-        8601), and for each partition its offsets, records, bytes on the disk, segments, state,
-        newest timestamp and the time of the last append, both in milliseconds since 1970. A
-        partition with an open transaction has its last_stable_offset, below end_offset. A topic
+        8601), and partitions. A partition has its offsets, records, bytes on the disk, segments and
+        state. Its newest timestamp and the time of the last append are in milliseconds since 1970.
+        A partition with an open transaction has its last_stable_offset, below end_offset. A topic
         with hash slots also has its slot_map_version, and each partition its slots and hand_over:
         {source partition: the offset up to which it is to be read before}. Raises
         UnknownTopicError.

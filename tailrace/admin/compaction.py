@@ -37,19 +37,18 @@ class CompactionAdmin:
         timeout_ms: int | None = None,
         on_progress: Callable[[list[dict[str, Any]]], None] | None = None,
     ) -> Steps[list[dict[str, Any]]]:
-        """Clean a compacted topic now, whatever its dirty ratio, and wait until that is done: the
-        active segment is sealed, and each record up to now whose key has a later one is gone. What
-        is younger than min.compaction.lag.ms, or behind an open transaction, stays.
+        """Clean a compacted topic now, whatever its dirty ratio, and wait until that is done. The
+        active segment is sealed then, and each record up to now whose key has a later one is gone.
+        What is younger than min.compaction.lag.ms, or behind an open transaction, stays.
 
         Returns one dict for each partition: partition, state (`idle`, `cleaning`, `waits for
         readers`, `retrying`, `stopped`, `offline`), is_done, cleaned_below and log_end_offset
         (offsets), clean_bytes, dirty_bytes, dirty_since_us. `on_progress` is called with the same
         after each look.
 
-        Raises UnknownTopicError, InvalidSettingError if the topic is not compacted,
-        CorruptBatchError or PartitionOfflineError when all that can be cleaned is, and a part
-        cannot, and RequestTimeoutError after `timeout_ms` (None: no limit); the cleaning goes on
-        then.
+        Raises UnknownTopicError, and InvalidSettingError if the topic is not compacted. Raises
+        CorruptBatchError or PartitionOfflineError if a part cannot be cleaned, after the rest was.
+        Raises RequestTimeoutError after `timeout_ms` (None: no limit); the cleaning goes on then.
         """
         self._connection.check_usable()
         name = name_of("topic", topic)

@@ -37,9 +37,9 @@ class DeletedTopicAdmin:
 
     @operation
     def list_deleted_topics(self) -> Steps[list[dict[str, Any]]]:
-        """The deleted topics that the bin keeps, the one that it loses first in front: name,
-        topic_id, number of partitions, time of the deletion (ISO 8601), the milliseconds that are
-        left, bytes on the disk, and state (`kept`, or `purging` while it is removed).
+        """The deleted topics that the bin keeps, the one that it loses first in front. Each has its
+        name, topic_id, number of partitions, time of the deletion (ISO 8601), the milliseconds that
+        are left, and its bytes on the disk. Its state is `kept`, or `purging` while it is removed.
         """
         self._connection.check_usable()
         found: list[dict[str, Any]] = []

@@ -1,9 +1,9 @@
 """A producer for copies: each record is appended at a known offset, or not at all.
 
 The caller says at which offset the next record of a partition belongs. The appliance appends it if
-the log ends there, so that a record is never twice in the log, out of order or behind a record that
-is missing: after a kill, a lost connection, or beside another program that copies the same. Then
-batches fail with OffsetConflictError, and the caller looks up where the log ends.
+the log ends there. So each record is in the log once and in order, behind all earlier ones: also
+after a kill, a lost connection, and beside another program that copies the same. Then batches fail
+with OffsetConflictError, and the caller looks up where the log ends.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     stored   |r r|r|r|marker|r|r r|r|     every batch with a producer, a sequence, a metadata block
     merged   |r r r r|marker|r r r r|     offsets, rows, times, headers and end as before
 
-Rows of successive batches become one plain batch. A batch that is more than its rows is copied as
-it is: a marker, a batch of an aborted transaction, a delivered batch (it says how far the delay log
-was read), one that is large already. A merged batch is of no producer and of no transaction: its
-rows were committed, and sequences are in the producers' snapshots.
+Rows of successive batches become one plain batch. Some batches are copied as they are: a marker, a
+batch of an aborted transaction, a delivered batch (it says how far the delay log was read), and one
+that is large already. A merged batch is of no producer and of no transaction: its rows were
+committed, and sequences are in the producers' snapshots.
 
 Owner: one cleaner. `steps` is a generator: a step is a number of batches.
 

@@ -5,8 +5,8 @@ Owner: reads the flusher's files, beside the running flusher.
 Invariants:
 - A segment with a successor never changes: it is taken as a file. The last one is taken up to the
   batch that ends at the offset asked for. Each new batch of it is checked.
-- A segment and the files beside it belong together: the flusher replaces or removes the segment
-  first, so what was read beside it is its own if the name is still that of the open file.
+- A segment and the files beside it belong together. The flusher replaces or removes the segment
+  first. So what was read beside it is its own if the name is still that of the open file.
 - Bytes below the end of the previous backup are the same as then if the file is the same and no
   leader epoch has begun below that end.
 

@@ -17,9 +17,9 @@ is known (see `TopicImage`).
 
 The client's part of the protocol, so that no partition has two readers:
 - One heartbeat is in flight at a time.
-- A heartbeat lists the owned partitions in `owned` when they changed since the last report, after a
-  heartbeat that was not answered with OK, and after an answer with an assignment to a heartbeat
-  without `owned`.
+- A heartbeat lists the owned partitions in `owned` in three cases: they changed since the last
+  report, the last heartbeat was not answered with OK, or one without `owned` was answered with an
+  assignment.
 - From a heartbeat with `owned` until one is answered with OK the member starts no new partition.
 - An answer to a heartbeat with `owned` always carries the assignment, since that of a lost answer
   may be outdated.

@@ -8,8 +8,9 @@
 Owner: one connection; pure but for the nonce that it is given.
 
 Invariants:
-- A user who is unknown, or has no credential, gets a salt of its own, the same each time, with the
-  iterations and length of one that is in use, and fails at the proof like a wrong password.
+- A user who is unknown, or has no credential, gets a salt of its own, the same each time. Its
+  iterations and length are those of one that is in use. The login fails at the proof, like a wrong
+  password.
 - Proofs are compared in constant time.
 
 Source: RFC 5802, RFC 7677. Channel binding is not offered.

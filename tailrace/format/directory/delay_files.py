@@ -2,8 +2,9 @@
 
 The scheduler keeps them. `pending.json` (checked JSON) lists the bucket files and their valid
 bytes. Every record of the delay log below its `cursor` is delivered, cancelled, in a bucket file,
-or in a batch that it names as part of a transaction, or as a change that one has reserved.
-A bucket file, `<level>-<first tick>-<number>.pending`, is a sequence of chunks, little endian:
+or in a batch that it names. Such a batch is part of a transaction, or a change that one has
+reserved. A bucket file, `<level>-<first tick>-<number>.pending`, is a sequence of chunks, little
+endian:
 
     magic u32 | kind u32 | rows u32 | crc32c u32 | body u64 |
     first offset i64 | last offset i64 | min tick i64 | max tick i64                     (56 bytes)

@@ -4,9 +4,9 @@ Checksums do not show this, since the batch's producer also computes them. An Ar
 the offsets in a batch's metadata and allocates the claimed unpacked size. Wrong offsets crash the
 reader, and a small batch can claim gigabytes. So the flatbuffer of each batch is walked once (about
 3 us) and compared with the topic's schema: kind of message, row count, body length, number of nodes
-and buffers, and for each buffer that it is inside the body and long enough for its node after
-decompression. The contents of buffers (string offsets) are validated by readers; the broker does
-not touch records.
+and buffers. Each buffer must be inside the body, and long enough for its node after decompression.
+The contents of buffers (string offsets) are validated by readers; the broker does not touch
+records.
 
 Owner: pure. The worker calls it for every batch, the scheduler and consumers before they decode
 one, `log verify` for stored ones.

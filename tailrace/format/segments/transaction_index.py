@@ -1,8 +1,8 @@
 """Transaction index of a segment: the aborted transactions that have batches in it.
 
 A reader of committed records leaves their batches out. The idea is Kafka's `.txnindex` (KIP-98).
-Here a transaction that spans several segments has an entry in the index of each, so that a reader
-of a segment needs that segment's index alone, and retention of one cannot uncover another.
+Here a transaction that spans several segments has an entry in the index of each. So a reader of a
+segment needs that segment's index alone, and retention of one cannot uncover another.
 
 Layout, little endian:
 

@@ -1,8 +1,8 @@
 """Sends and polls the socket from the threads that append records.
 
-A response may let the next request be sent, so it is handled at once: by the helper thread, which
-sleeps on the socket, or by a caller that waits for a response and sleeps there itself. A caller
-that never sleeps keeps the interpreter's lock. The helper thread would get it only after
+A response may let the next request be sent, so it is handled at once. The helper thread, which
+sleeps on the socket, handles it, or a caller that waits for a response and sleeps there itself. A
+caller that never sleeps keeps the interpreter's lock. The helper thread would get it only after
 `sys.getswitchinterval()`, 5 ms, and interrupt the caller for every response. So an appending caller
 polls the socket itself every POLL_INTERVAL_NS. An open batch reserves memory in pieces that last
 about that long, and the caller polls with each piece. The helper thread leaves responses to callers

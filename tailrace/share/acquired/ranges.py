@@ -3,8 +3,8 @@
 Owner: one ShareConsumer, one thread.
 
 Invariants:
-- Each offset of a range is returned once, in order: with its record, as an offset without a record
-  (a control batch, an aborted one, or removed by compaction or retention), or as unreadable.
+- Each offset of a range is returned once, in order: with its record, without one, or as unreadable.
+  It has none in a control batch or an aborted one, and after compaction or retention.
 - Records outside of the ranges are not returned.
 - A part of a range is read once it is stored: the statement that stores it also moves the range's
   `first` behind it. No signal handler runs between two plain stores, so an interrupted call neither

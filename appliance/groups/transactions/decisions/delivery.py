@@ -4,7 +4,7 @@ Owner: the coordinator.
 Invariants:
 - Nothing is sent before its commit.
 - A feed has every decision that is not carried out and every registered id that is loaded, by
-  ordinal, and then those that are packed: they end nothing, and have no later decision.
+  ordinal. The packed ids come last: they end nothing, and have no later decision.
 - A worker that asks about an open transaction gets the decided outcome: that of a decision, or of
   one of the newest ends of its id, whose markers a damaged file may have lost. It is abort where
   none is known. A commit that is asked for gets a row again, since its marker is not durable there.
