@@ -1,1 +1,1 @@
-"""Moving house, against real appliances."""
+"""Migrations, against real appliances."""
