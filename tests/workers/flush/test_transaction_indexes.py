@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from appliance.observe.checks import log_verifier
+from appliance.observe.checks.findings import Severity
 from shm.memory.layout import SlotState
 from shm.messages.lane_messages import Assignment
 from tailrace.format.directory.partition_metadata import PartitionMetadata
@@ -252,7 +253,7 @@ def test_log_verify_finds_a_wrong_transaction_index(tmp_path: pathlib.Path, dama
     else:
         path.write_bytes(encode_header(0))
     (finding,) = log_verifier.check([str(tmp_path / "t-0")]).findings
-    assert finding.severity is log_verifier.Severity.REPAIRABLE
+    assert finding.severity is Severity.REPAIRABLE
     assert finding.path == str(path)
 
 

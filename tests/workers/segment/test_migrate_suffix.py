@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from appliance.observe.checks import log_verifier as log_check
+from appliance.observe.checks.findings import Severity
 from shm.crash_points import armed
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.embedded_appliance import start_embedded
@@ -178,7 +179,7 @@ def test_an_appliance_serves_a_directory_of_the_previous_format_without_its_cata
     for directory in directories:
         make_old(directory, keep=1 if directory.name == "plain-1" else 0)
     found = log_check.check([str(directory) for directory in directories])
-    assert (found.records, found.worst) == (62, log_check.Severity.REPAIRABLE), (
+    assert (found.records, found.worst) == (62, Severity.REPAIRABLE), (
         "`log verify` reads both suffixes"
     )
     for path in tmp_path.glob("coordinator.db*"):

@@ -22,6 +22,7 @@ from appliance.cli.output import (
 )
 from appliance.config.settings_sources import load_settings
 from appliance.observe.checks import log_verifier
+from appliance.observe.checks.findings import Finding, Severity
 from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
 from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_COMPRESSED,
@@ -114,7 +115,7 @@ def verify(
             f"{_summary(totals.worst)}"
         )
     ctx.exit(
-        {log_verifier.Severity.DAMAGE: 1, log_verifier.Severity.REPAIRABLE: EXIT_REPAIRABLE}.get(
+        {Severity.DAMAGE: 1, Severity.REPAIRABLE: EXIT_REPAIRABLE}.get(
             totals.worst,  # type: ignore[arg-type]
             0,
         )
@@ -149,7 +150,7 @@ def _partitions_in(directory: str) -> list[str]:
     return found
 
 
-def _offsets(finding: log_verifier.Finding) -> str:
+def _offsets(finding: Finding) -> str:
     if finding.first_offset < 0:
         return ""
     return (
@@ -159,11 +160,11 @@ def _offsets(finding: log_verifier.Finding) -> str:
     )
 
 
-def _summary(worst: log_verifier.Severity | None) -> str:
+def _summary(worst: Severity | None) -> str:
     return {
-        log_verifier.Severity.DAMAGE: "DAMAGED; consumers get an error for these offsets and can "
+        Severity.DAMAGE: "DAMAGED; consumers get an error for these offsets and can "
         "seek behind them",
-        log_verifier.Severity.REPAIRABLE: "the next start repairs this without a loss",
+        Severity.REPAIRABLE: "the next start repairs this without a loss",
     }.get(worst, "intact")  # type: ignore[arg-type]
 
 
