@@ -287,6 +287,8 @@ def typed(definition: Definition, value: Any) -> Any:
             raise InvalidSettingError(f"{name} is {shown}; it takes a list of texts")
         return items
     if kind == "str":
+        if isinstance(value, bool) and str(value).lower() in definition.choices:
+            return str(value).lower()  # TOML's true and false of a setting that has a third value
         if not isinstance(value, str):
             raise InvalidSettingError(f"{name} is {shown}; it takes a text")
         if definition.choices and value not in definition.choices:

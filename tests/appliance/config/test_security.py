@@ -11,7 +11,9 @@ import pytest
 from appliance.config.relations import conflicts
 from appliance.config.security import is_local
 from appliance.config.settings import Settings, definitions
+from appliance.config.settings_sources import typed
 from appliance.config.topology import read_topology
+from tailrace.core.errors import InvalidSettingError
 
 
 @pytest.mark.parametrize(
@@ -132,3 +134,11 @@ def test_every_setting_of_a_secret_takes_a_credential_of_the_service_manager() -
     assert named == secret
     for name in named:
         assert "credential:NAME" in definitions()[name].doc, name
+
+
+@pytest.mark.parametrize("value", [True, "true"])
+def test_a_file_may_write_true_with_and_without_quotes(value: object) -> None:
+    definition = definitions()["security.enabled"]
+    assert typed(definition, value) == "true"
+    with pytest.raises(InvalidSettingError, match="log_level is True; it takes a text"):
+        typed(definitions()["log_level"], True)

@@ -59,6 +59,11 @@ def command() -> None:
 @click.option("--prefix", "is_prefix", is_flag=True, help="The names are prefixes.")
 @click.option("--member-of", multiple=True, metavar="GROUP", help="Group of users, repeatable.")
 @click.option("--account", multiple=True, help="Account of the appliance's host, repeatable.")
+@click.option(
+    "--external",
+    is_flag=True,
+    help="A certificate or a token of another authority says who it is (Kafka clients).",
+)
 @click.option("--address", help="Address in the context; that of this command if not given.")
 @password_options
 @place_options
@@ -66,9 +71,9 @@ def command() -> None:
 def add(
     name: str, out: str | None, public_key: str | None, key_name: str, expires: dt.timedelta | None,
     role: str | None, topics: tuple[str, ...], group: str | None, is_prefix: bool,
-    member_of: tuple[str, ...], account: tuple[str, ...], address: str | None, asks_password: bool,
-    password_file: str | None, password_stdin: bool, bootstrap: str, data_dir: str | None,
-    as_json: bool,
+    member_of: tuple[str, ...], account: tuple[str, ...], external: bool, address: str | None,
+    asks_password: bool, password_file: str | None, password_stdin: bool, bootstrap: str,
+    data_dir: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Add a user. The secret key of its context is made here and never sent. A password is for
     Kafka clients and the console; what is sent proves it without telling it.
@@ -78,12 +83,15 @@ def add(
       tailrace user add shop --role producer --topic orders --out shop.context
       tailrace user add legacy --password --role consumer --topic orders --group legacy
       tailrace user add backup --account backup --role admin
+      tailrace user add robot --external --role producer --topic orders
     """
     password = given_password(asks_password, password_file, password_stdin)
-    if out is None and public_key is None and not account and password is None:
+    has_key = out is not None or public_key is not None
+    if not (has_key or account or external or password is not None):
         raise click.UsageError(
-            "a user without a key cannot connect: give --out FILE, --public-key KEY, --account, or "
-            "--password (for Kafka clients and the console)"
+            "a user without a key cannot connect: give --out FILE, --public-key KEY, --account, "
+            "--password (for Kafka clients and the console), or --external (for Kafka clients with "
+            "a certificate or a token)"
         )
     if out is not None and public_key is not None:
         raise click.UsageError("--out makes a key, so leave --public-key out")

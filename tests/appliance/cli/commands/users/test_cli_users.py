@@ -103,6 +103,17 @@ def test_a_password_comes_from_a_file_and_is_stored_as_its_proofs(
     assert found["has_password"], "a refused change has changed nothing"
 
 
+def test_a_user_whom_another_authority_proves_needs_no_key_here(users: Users) -> None:
+    refused = text(users, "user", "add", "robot", status=2)
+    assert "--external" in refused
+    told = text(
+        users, "user", "add", "robot", "--external", "--role", "producer", "--topic", "made"
+    )
+    assert "added robot" in told
+    [found] = json(users, "user", "list", "robot")
+    assert (found["has_password"], found["keys"]) == (False, [])
+
+
 def test_rules_are_removed_by_the_options_that_added_them(users: Users) -> None:
     who = ("--principal", "User:twin")
     for options in (
