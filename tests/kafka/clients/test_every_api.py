@@ -27,7 +27,7 @@ pytestmark = [
 ]
 PASSWORD = "correct horse"
 REFUSED = {
-    "updateFeatures": "FeatureUpdateFailedException",
+    "updateFeatures": "InvalidUpdateVersionException",
 }
 """Steps whose answer is a refusal, as docs/kafka.md says."""
 

@@ -17,7 +17,7 @@ def update_features(call: Call) -> Steps:
         name, level = update["feature"], update["max_version_level"]
         code, sentence = KafkaError.NONE, None
         if FEATURES.get(name) != level:
-            code = KafkaError.FEATURE_UPDATE_FAILED
+            code = KafkaError.INVALID_UPDATE_VERSION
             sentence = (
                 f"{name} is {FEATURES[name]} here, and follows the version of the appliance: "
                 "upgrade that"
