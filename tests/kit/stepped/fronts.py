@@ -355,6 +355,8 @@ class FakeFront:
         """Whether the controller has requested it."""
         self.lacks_memory = False
         self.now_ns = 1_000 * MS
+        self.wall_ahead_us = 0
+        """By how much the wall clock was set."""
         self._version = 0
         self.front = Front(
             transport=self.transport, generation=7, process_generation=1,
@@ -375,7 +377,9 @@ class FakeFront:
             pool=self.pool, ledger=ledger or CreditLedger(1 << 20, 1 << 20, 1 << 16),
             slot=self.slot, cluster_id="fake", auto_create_topics=False,
             on_ready=lambda: None, start_ns=self.now_ns,
-            clock=Clock(lambda: self.now_ns, lambda: self.now_ns // 1_000), audit=audit,
+            clock=Clock(
+                lambda: self.now_ns, lambda: self.now_ns // 1_000 + self.wall_ahead_us
+            ), audit=audit,
         )  # fmt: skip
         assert self.controller.answers.try_write(LaneKind.FED, 0, 0, 0, 1, 0, (b"",))
         self.controller.answers.commit()

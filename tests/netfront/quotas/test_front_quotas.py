@@ -124,6 +124,39 @@ def test_reconnecting_and_other_client_ids_share_the_rate_of_the_user() -> None:
     assert (row["user"], row["used"], row["connections"]) == ("ANONYMOUS", sent, 0)
 
 
+def test_a_wall_clock_that_jumps_gives_and_takes_nothing() -> None:
+    world = FakeFront(1, 1 << 16, CreditLedger(1 << 20, 1 << 20, 1 << 16))
+    use(world, "client=* producer_byte_rate=1000")
+    client = world.connect(b"c")
+    topic = world.add_topic("t", 1)[0]
+    client.produce([(topic, bytes(1_000))], acks=0)
+    client.send(Api.CREDIT, credit_messages.encode_credit(100))
+    world.settle()
+    for ahead_us in (86_400_000_000, -86_400_000_000):
+        world.wall_ahead_us = ahead_us
+        world.step(after_ms=1)
+        assert limit_of(world, client) == 1_000
+    world.step(after_ms=100)
+    assert limit_of(world, client) > 1_000, "it waits by elapsed time"
+
+
+@pytest.mark.parametrize("fronts", [1, 2, 4])
+def test_all_fronts_together_give_an_entity_no_more_than_its_rate(fronts: int) -> None:
+    given = 0
+    for _ in range(fronts):
+        world = FakeFront(1, 1 << 16, CreditLedger(1 << 20, 1 << 20, 1 << 16))
+        world.front._front_count = fronts
+        use(world, "client=* producer_byte_rate=1000")
+        client = world.connect(b"c")
+        given += limit_of(world, client)
+        topic = world.add_topic("t", 1)[0]
+        client.produce([(topic, bytes(limit_of(world, client)))], acks=0)
+        client.send(Api.CREDIT, credit_messages.encode_credit(100))
+        world.settle()
+        assert limit_of(world, client) == 1000 // fronts, "nothing is left of this second"
+    assert given == 1_000
+
+
 def test_a_changed_rate_is_used_by_who_waits_already() -> None:
     world = FakeFront(1, 1 << 16, CreditLedger(1 << 20, 1 << 20, 1 << 16))
     use(world, "client=* producer_byte_rate=1")
