@@ -262,9 +262,9 @@ def catalog(found: Figures) -> None:
         for directory in directories:
             start_embedded(data_dir=directory, settings=settings).stop()
         filled(directories[1])
-        more, changes = [], []
+        more, cost, changes = [], [], []
         for _ in range(ROUNDS):
-            took = []
+            took, spent = [], []
             for directory in directories:
                 begun = time.perf_counter()
                 appliance = start_embedded(data_dir=directory, settings=settings)
@@ -272,14 +272,23 @@ def catalog(found: Figures) -> None:
                     with Admin(administrator(appliance)) as admin:
                         admin.list_topics()
                         took.append((time.perf_counter() - begun) * 1e3)
+                        spent.append(cpu_ms(appliance))
                         if directory == directories[1]:
                             changes += [changed_ms(admin, number) for number in range(5)]
                 finally:
                     appliance.stop()
             more.append(took[1] - took[0])
+            cost.append(spent[1] - spent[0])
         text = f"{USERS:,} users and ACLs"
         report(f"{text}: start to the first answer, more", "ms", more, "150", found)
+        report(f"{text}: processor time of the start, more", "ms", cost, "", found)
         report(f"{text}: a change", "ms", changes, "50", found)
+
+
+def cpu_ms(appliance: EmbeddedAppliance) -> float:
+    """Processor time of all processes of an appliance so far."""
+    children = psutil.Process(appliance.pid).children(recursive=True)
+    return sum(sum(child.cpu_times()[:2]) for child in children) * 1e3
 
 
 def changed_ms(admin: Admin, number: int) -> float:
