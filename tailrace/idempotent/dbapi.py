@@ -25,7 +25,11 @@ from tailrace.core.errors import InvalidRequestError, InvalidSettingError, NotSu
 from tailrace.core.records import Record
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_SAVEPOINT = "tailrace_block"
+_OUTER, _INNER = "tailrace_transaction", "tailrace_block"
+"""Savepoints. The inner one is released before the offsets are stored: without it the transaction
+has ended. A driver may then still be in one as far as it knows, and the database commit each
+statement by itself (psycopg2 after "ROLLBACK"). The outer one is released last.
+"""
 _TRANSACTION_ID = {"duckdb": "SELECT txid_current()", "mssql": "SELECT CURRENT_TRANSACTION_ID()"}
 """Database without RELEASE SAVEPOINT -> query for the id of the transaction."""
 _ENDED = (
@@ -190,7 +194,8 @@ class Session:
             self._transaction_id = self.rows(self._question)
             return
         try:
-            self.define(f"SAVEPOINT {_SAVEPOINT}")
+            self.define(f"SAVEPOINT {_OUTER}")
+            self.define(f"SAVEPOINT {_INNER}")
         except Exception as error:
             raise NotSupportedError(
                 f"the database refuses SAVEPOINT ({error!s:.200}), by which it is found that a "
@@ -198,25 +203,28 @@ class Session:
             ) from error
 
     def refuse_ended(self) -> None:
-        """Raise InvalidRequestError if the transaction of `watch` is known to have ended. This
-        changes nothing; `end_watch` is certain.
+        """Raise InvalidRequestError if the transaction of `watch` has ended: by COMMIT, ROLLBACK, a
+        method of the driver, `OR ROLLBACK` of SQLite, or the implicit commit of a DDL statement.
+        The caller then rolls back the transaction that may have begun meanwhile. Call it once,
+        before offsets are stored.
         """
         is_over = self.is_begun_here and getattr(self.connection, "in_transaction", True) is False
         if is_over or (self._question and self.rows(self._question) != self._transaction_id):
             raise InvalidRequestError(_ENDED)
+        self._release(_INNER)
 
     def end_watch(self) -> None:
-        """Raise InvalidRequestError if the transaction of `watch` has ended: by COMMIT, ROLLBACK, a
-        method of the driver, `OR ROLLBACK` of SQLite, or the implicit commit of a DDL statement.
-        The caller then rolls back the transaction that may have begun meanwhile.
-
-        Call it last. Some SQLite drivers begin a transaction with the first change only. The
-        savepoint is then the transaction, and this commits it.
+        """Give up the savepoint of `watch`. Call it last. Some SQLite drivers begin a transaction
+        with the first change only. The savepoint is then the transaction, and this commits it.
         """
+        self._release(_OUTER)
+
+    def _release(self, savepoint: str) -> None:
+        """Release a savepoint. Raises InvalidRequestError if it is gone."""
         if self._question:
             return
         try:
-            self.define(f"RELEASE SAVEPOINT {_SAVEPOINT}")
+            self.define(f"RELEASE SAVEPOINT {savepoint}")
         except Exception as error:
             # PostgreSQL, MySQL and SQLite name a missing savepoint.
             if "savepoint" not in str(error).lower():

@@ -61,6 +61,9 @@ class OtherDriver:
     def cursor(self) -> OtherCursor:
         return OtherCursor(self)
 
+    def begin(self) -> None:
+        """Begin a transaction before a statement."""
+
     def commit(self) -> None:
         self.real.commit()
 
@@ -69,6 +72,41 @@ class OtherDriver:
 
     def close(self) -> None:
         self.real.close()
+
+
+class CountingCursor(OtherCursor):
+    """A cursor of a driver that begins transactions by itself."""
+
+    def execute(self, text: str, values: Mapping[str, Any] | None = None) -> None:
+        self._owner.begin()
+        super().execute(text, values)
+
+
+class CountingDriver(OtherDriver):
+    """A connection that knows of its own commits alone, as psycopg2's: after the statement ROLLBACK
+    it begins no other transaction, and the database commits each statement by itself.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.real.isolation_level = None
+        self._has_begun = False
+
+    def cursor(self) -> OtherCursor:
+        return CountingCursor(self)
+
+    def begin(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self.real.execute("BEGIN")
+
+    def commit(self) -> None:
+        self._has_begun = False
+        super().commit()
+
+    def rollback(self) -> None:
+        self._has_begun = False
+        super().rollback()
 
 
 def _sqlite(path: str) -> Any:
@@ -93,6 +131,7 @@ CONNECT: dict[str, Callable[[str], Any]] = {
     "sqlite3": _sqlite,
     "sqlite3 in autocommit": _sqlite_autocommit,
     "another driver": OtherDriver,
+    "a driver that counts transactions": CountingDriver,
     "sqlalchemy": _engine,
     "duckdb": _duckdb,
 }

@@ -16,6 +16,7 @@ from tailrace.idempotent import SqlSink
 from tests.kit.hosts.databases import CONNECT, Databases, LogReader, record, write
 
 ORDERS = TopicPartition("orders", 0)
+COMMIT_BY_THEMSELVES = ("duckdb", "sqlite3 in autocommit", "a driver that counts transactions")
 INSERT = "INSERT INTO sales (partition_number, record_offset) VALUES (?, ?)"
 
 
@@ -62,7 +63,7 @@ def test_a_block_that_ends_its_transaction_moves_no_offset(
         apply_ten(sink, how, goes_on=goes_on)
     assert sink.positions([ORDERS]) == {ORDERS: 1}
     commits_by_itself = (
-        databases.kind in ("duckdb", "sqlite3 in autocommit") and goes_on
+        databases.kind in COMMIT_BY_THEMSELVES and goes_on
     )  # behind the end of the transaction
     if how.lower() not in ("commit", "commit()") and not commits_by_itself:
         assert databases.rows("SELECT record_offset FROM sales") == [(0,)]

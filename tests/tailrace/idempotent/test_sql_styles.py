@@ -17,6 +17,7 @@ import sqlalchemy
 
 from tailrace import TopicPartition
 from tailrace.idempotent import DedupTable, OffsetsMovedError, SqlSink, update_if_version
+from tailrace.idempotent.dbapi import _INNER, _OUTER
 from tests.kit.hosts.databases import LogReader, record
 
 ORDERS = TopicPartition("orders", 0)
@@ -108,6 +109,15 @@ class Driver:
             assert found == [str(number) for number in range(1, len(values) + 1)]
         return re.sub(MARKS[self.style], "?", text), values
 
+    def stand_aside(self, commit: Callable[[], None]) -> None:
+        """Another connection commits while this one's transaction is open, as a database allows
+        that has several writers at a time. SQLite has one.
+        """
+        self.real.rollback()
+        commit()
+        for savepoint in (_OUTER, _INNER):
+            self.real.execute(f"SAVEPOINT {savepoint}")
+
     def cursor(self) -> Cursor:
         return Cursor(self)
 
@@ -171,8 +181,7 @@ def test_offsets_keys_and_versions_with_every_style(
         assert not update_if_version(tx.connection, "accounts", 7, 1, {"balance": 80})
 
     def faster(_cursor: Any) -> None:
-        two.real.rollback()  # SQLite has one writer at a time
-        apply(sink, 3)
+        two.stand_aside(lambda: apply(sink, 3))
 
     with pytest.raises(OffsetsMovedError):
         apply(other, 3, faster)
@@ -198,8 +207,7 @@ def test_two_who_begin_a_partition_at_once_with_every_style(
     sink, other = SqlSink(one, "billing"), SqlSink(two, "billing")
 
     def faster(_cursor: Any) -> None:
-        one.real.rollback()
-        apply(other, 0)
+        one.stand_aside(lambda: apply(other, 0))
 
     with pytest.raises(OffsetsMovedError):
         apply(sink, 0, faster)
