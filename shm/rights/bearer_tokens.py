@@ -37,7 +37,8 @@ FILE_MAX_BYTES = 1 << 20
 KEYS_MAX = 100
 SECRET_MIN_BYTES = 32
 MODULUS_MIN_BITS = 2_048
-NAME_SHOWN_MAX = 100
+NAME_MAX = 256
+"""Characters of a user's name in a token."""
 _FIRST = re.compile(rb"n,(?:a=([^,\x01]*))?,\x01((?:[A-Za-z]+=[^\x01]*\x01)+)\x01")
 _BEARER = re.compile(r"[Bb]earer +([A-Za-z0-9_=-]+\.[A-Za-z0-9_=-]+\.[A-Za-z0-9_=-]+) *")
 
@@ -106,7 +107,7 @@ class TokenVerifier:
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
             raise TokenError("the token is malformed") from None
         user = found.get(rules.user_claim)
-        if not isinstance(user, str) or not user:
+        if not isinstance(user, str) or not 0 < len(user) <= NAME_MAX:
             raise TokenError(f"the token has no name of a user in {rules.user_claim!r}")
         return ProvenToken(user, float(found["exp"]) + rules.clock_skew_s)
 

@@ -228,7 +228,7 @@ def codes(value: Any) -> set[int]:
 
 def asked(users: Users, user: str, case: Case) -> set[int]:
     request = dict(case.request)
-    if case.api == 76:  # a member of a share group belongs to the user who has joined it
+    if case.api in (68, 76):  # a member of a group belongs to the user who has joined it
         request["member_id"] = str(uuid.uuid4())
     with connect(users, user) as client:
         return codes(client.ask(case.api, case.version, request))

@@ -75,6 +75,7 @@ def test_a_token_names_its_user_and_its_end(provider: Provider, verifier: TokenV
         ({"iss": None}, "has no 'iss'"),
         ({"sub": None}, "has no name of a user in 'sub'"),
         ({"sub": ""}, "has no name of a user in 'sub'"),
+        ({"sub": "x" * 257}, "has no name of a user in 'sub'"),
         ({"sub": ["shop"]}, "malformed"),
     ],
 )
