@@ -63,6 +63,10 @@ LEASES_MAX_NS = 3_600_000_000_000
 WAITS_FOR_READERS = "readers need the former files"
 WAITS_FOR_TRANSACTIONS = "transactions that were open when it moved have not ended there"
 REPEAT_NS = 5_000_000_000
+_INSTEAD = (
+    "To empty its directory, make another topic (drained_dirs keeps it elsewhere), and let clients "
+    "use that"
+)
 
 Key = tuple[bytes, int]
 
@@ -243,11 +247,11 @@ class PartitionMoves:
             raise InvalidRequestError(f"{topic.name}-{row.partition} is in {paths[target]} already")
         if topic.given.get("worker.dedicated"):
             raise InvalidRequestError(
-                f"topic {topic.name!r} has worker.dedicated: its partitions cannot move"
+                f"topic {topic.name!r} has worker.dedicated: its partitions cannot move. {_INSTEAD}"
             )
         if delay_log_of(topic, self._topics) is not None:
             raise InvalidRequestError(
-                f"topic {topic.name!r} has delayed records: its partitions cannot move"
+                f"topic {topic.name!r} has delayed records: its partitions cannot move. {_INSTEAD}"
             )
         name = f"{topic.name}-{row.partition}"
         try:

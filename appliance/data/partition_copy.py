@@ -19,8 +19,8 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager, suppress
 
 from shm.runtime.elapsed_time import this_boot
 from tailrace.format.directory import checked_json
@@ -224,6 +224,29 @@ def opened(
         yield PartitionCopy(directory, place, pace)
     finally:
         os.close(fd)
+
+
+def remove_left(data_dir: str, usable: Container[str]) -> None:
+    """Remove the copies in a data directory but the `usable` ones and those that are locked. One
+    that cannot be removed stays.
+    """
+    moving = f"{data_dir}/{MOVING_DIRECTORY}"
+    try:
+        names = os.listdir(moving)
+    except OSError:
+        return
+    for name in names:
+        if name in usable:
+            continue
+        with suppress(OSError):
+            fd = os.open(f"{moving}/{name}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for file in os.listdir(fd):
+                    os.unlink(file, dir_fd=fd)
+                os.rmdir(f"{moving}/{name}")
+            finally:
+                os.close(fd)
 
 
 def _is_named(fd: int, path: str) -> bool:

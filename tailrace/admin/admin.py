@@ -335,15 +335,18 @@ class Admin(
         )
 
     @operation
-    def move_partition(self, topic: str, partition: int, data_dir: str) -> Steps[None]:
+    def move_partition(
+        self, topic: str, partition: int, data_dir: str, *, validate_only: bool = False
+    ) -> Steps[None]:
         """Move a partition to another data directory of the appliance, which `describe_cluster`
         lists. Returns when it is closed for the move: producers wait, and `moves` of
         `describe_cluster` says how it goes on. `tailrace partition move` copies most of it before.
-        Raises UnknownTopicError, InvalidRequestError.
+        With `validate_only` only check that it can move. Raises UnknownTopicError,
+        InvalidRequestError.
         """
         name = name_of("the name of a topic", topic)
         move = {"partition": partition, "data_dir": os.fspath(data_dir)}
-        yield from self._change(Api.ALTER_TOPICS, [{"name": name, "move": move}])
+        yield from self._change(Api.ALTER_TOPICS, [{"name": name, "move": move}], validate_only)
 
     @operation
     def list_topics(self, *, internal: bool = False) -> Steps[list[str]]:

@@ -1,9 +1,13 @@
-"""Moves of compacted partitions, and partitions that cannot move."""
+"""Moves of partitions whose target fails, and of partitions that cannot move: the partition stays
+where it was, with all records, and takes others.
+"""
 
 from __future__ import annotations
 
+import os
 import pathlib
 import random
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +19,13 @@ from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.appliances import compacted
 from tests.kit.appliances.killed_directories import start
-from tests.kit.appliances.moves import move, where
+from tests.kit.appliances.moves import create, move, numbers, produce, where
 from tests.kit.cli import run
+from tests.kit.hosts.file_systems import fill_to_the_byte, small_file_system
 from tests.kit.processes import wait_until
 
 RESERVE = {"journal_bytes": 1 << 20, "disk_reserve_bytes": 4 << 20}
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a disk needs root")
 
 
 @contextmanager
@@ -29,6 +35,110 @@ def two_directories(first: pathlib.Path, second: pathlib.Path) -> Iterator[Embed
         yield running
     finally:
         assert running.stop() == 0
+
+
+def last_reason(appliance: EmbeddedAppliance) -> str:
+    """Why the last move did not come about; empty: none has failed."""
+    with Admin(appliance.address) as admin:
+        rows = admin.describe_cluster()["moves"]
+    return next((str(row["reason"]) for row in rows if row["state"] == "failed"), "")
+
+
+def close_for(appliance: EmbeddedAppliance, target: pathlib.Path) -> str:
+    """Have the partition moved without a copy that was made before. Returns why it stays."""
+    with Admin(appliance.address) as admin:
+        admin.move_partition("orders", 0, str(target))
+    wait_until(lambda: bool(last_reason(appliance)), "the move has failed")
+    return last_reason(appliance)
+
+
+def check_stays(appliance: EmbeddedAppliance, count: int) -> int:
+    """The partition is where it was. Returns its number of records with those that it took now."""
+    assert where(appliance) == "data"
+    produce(appliance, range(count, count + 10))
+    assert numbers(appliance) == list(range(count + 10))
+    return count + 10
+
+
+@pytest.mark.root
+@needs_root
+def test_a_partition_stays_when_its_target_is_full_or_takes_no_writes(
+    tmp_path: pathlib.Path,
+) -> None:
+    with (
+        small_file_system(tmp_path, 48) as disk,
+        two_directories(tmp_path / "data", disk / "second") as running,
+    ):
+        target = disk / "second"
+        create(running)
+        produce(running, range(130), size=200_000)
+        filler = disk / "filler"
+        filler.write_bytes(bytes(20 << 20))
+        error = move(running, target, status=1)
+        assert "free some space there" in error
+        assert not list((target / "moving").glob("*/*"))
+        count = check_stays(running, 130)
+
+        fill_to_the_byte(filler)
+        assert "could not be completed" in close_for(running, target)
+        assert not list((target / "moving").iterdir()), "a full disk keeps no part of a copy"
+        count = check_stays(running, count)
+
+        filler.unlink()
+        with Admin(running.address) as admin:
+            wait_until(
+                lambda: admin.describe_cluster()["data_dirs"][1]["state"] == "OK",
+                "the directory takes writes",
+            )
+        with read_only(target / "moving"):
+            assert "stays where it was" in move(running, target, status=1)
+            assert "could not be completed" in close_for(running, target)
+            count = check_stays(running, count)
+        move(running, target)
+        assert where(running) == "second"
+        produce(running, range(count, count + 10))
+        assert numbers(running) == list(range(count + 10))
+
+
+@contextmanager
+def read_only(directory: pathlib.Path) -> Iterator[None]:
+    """Mount it upon itself, without the right to write."""
+    subprocess.run(["mount", "--bind", str(directory), str(directory)], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(directory)], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", str(directory)], check=True)
+
+
+@contextmanager
+def failing_disk(directory: pathlib.Path, good_mib: int) -> Iterator[pathlib.Path]:
+    """An ext4 whose device has no more than so many good MiB: writes of further ones are EIO."""
+    with small_file_system(directory, good_mib) as backing:
+        image, path = backing / "image", directory / "failing"
+        path.mkdir()
+        with image.open("wb") as file:
+            file.truncate(256 << 20)
+        subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", str(image)], check=True)
+        subprocess.run(["mount", "-o", "loop,errors=remount-ro", str(image), str(path)], check=True)
+        try:
+            yield path
+        finally:
+            subprocess.run(["umount", str(path)], check=True)
+
+
+@pytest.mark.root
+@needs_root
+def test_a_partition_stays_when_the_disk_of_its_target_fails(tmp_path: pathlib.Path) -> None:
+    with (
+        failing_disk(tmp_path, 24) as disk,
+        two_directories(tmp_path / "data", disk / "second") as running,
+    ):
+        create(running)
+        produce(running, range(180), size=200_000)
+        assert "stays where it was" in move(running, disk / "second", status=1)
+        assert "could not be completed" in close_for(running, disk / "second")
+        check_stays(running, 180)
 
 
 @pytest.mark.slow_because("each move waits until no swap is under way")
@@ -88,5 +198,6 @@ def test_partitions_that_cannot_move_are_named_and_a_drain_moves_the_others(
         )  # fmt: skip
         text = done.stderr.decode()
         assert "orders" not in text
+        assert not list((tmp_path / "data").glob("moving/*")), "they are refused before a copy"
         assert "delayed records" in text
         assert "worker.dedicated" in text

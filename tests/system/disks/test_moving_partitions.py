@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import threading
@@ -32,7 +33,7 @@ from tests.kit.appliances.moves import (
 )
 from tests.kit.cli import run
 from tests.kit.matrices import short
-from tests.kit.processes import HANG_LIMIT_S, wait_until
+from tests.kit.processes import HANG_LIMIT_S, children, wait_until
 
 POINTS = [name for name in CRASH_POINTS if name.startswith("move.")]
 
@@ -104,7 +105,7 @@ def test_a_partition_moves_while_it_is_written_and_read(
     assert run(None, "log", "verify", str(tmp_path / "data"), status=None).returncode == 0
 
 
-def test_transactions_go_on_over_a_move(
+def test_transactions_go_on_over_a_move_and_a_kill_of_both_workers(
     appliance: EmbeddedAppliance, tmp_path: pathlib.Path
 ) -> None:
     create(appliance)
@@ -113,7 +114,12 @@ def test_transactions_go_on_over_a_move(
         one.begin_transaction()
         one.send("orders", b"0", partition=0).result(HANG_LIMIT_S)
         move(appliance, tmp_path / "second")
+        workers = [pid for name, pid in children(appliance).items() if "worker" in name]
+        assert len(workers) == 2
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
         one.send("orders", b"1", partition=0).result(HANG_LIMIT_S)
+        assert (tmp_path / "data" / "orders-0").is_dir(), "the transaction is open"
         one.commit_transaction()
         wait_until(lambda: numbers(appliance) == [0, 1], "the transaction is committed")
         one.begin_transaction()

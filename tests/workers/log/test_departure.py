@@ -144,6 +144,22 @@ def test_a_mover_that_waited_for_a_completed_copy_leaves_it_alone(
         copy(segment, tmp_path)
 
 
+def test_copies_that_no_move_can_use_are_removed_and_others_stay(tmp_path: pathlib.Path) -> None:
+    segment = written(tmp_path, 1)
+    copy(segment, tmp_path)
+    moving = tmp_path / "target" / "moving"
+    (moving / "gone-0").mkdir()
+    (moving / "gone-0" / segment.name).write_bytes(b"of a deleted topic")
+    with partition_copy.opened(
+        str(segment.parent), str(tmp_path / "target"), bytes(16), 1, Pace(0)
+    ):
+        partition_copy.remove_left(str(tmp_path / "target"), {NAME})
+        assert {path.name for path in moving.iterdir()} == {NAME, bin_name(bytes(16), 1)}
+    partition_copy.remove_left(str(tmp_path / "target"), {NAME})
+    assert [path.name for path in moving.iterdir()] == [NAME]
+    partition_copy.remove_left(str(tmp_path / "nowhere"), set())
+
+
 class FailingSegments(DiskFiles):
     """Files whose segments cannot be synced, nor written anew, once `fails` is set."""
 

@@ -15,6 +15,7 @@ from appliance.cli.commands.storage.partition import (
     places,
     rate_of,
     rate_option,
+    remove_left_copies,
 )
 from appliance.cli.options.appliance_control import control_directory, data_dir_option
 from appliance.cli.options.shared import bootstrap_option, connect, json_option
@@ -115,6 +116,7 @@ def drain(
         first = control_directory(data_dir, bootstrap)
         _others(admin, directory)
         _set_drained(admin, path, is_drained=True)
+        remove_left_copies(admin, places(first))
         moved, failed = [], []
         tried: set[str] = set()
         while left := [

@@ -13,7 +13,7 @@ from appliance.backup.source.point import Source, SourcePartition
 from appliance.cli.options.appliance_control import control_directory, data_dir_option
 from appliance.cli.options.shared import bootstrap_option, connect, json_option
 from appliance.cli.output import BYTES, echo, human_bytes, print_json, print_table, progress
-from appliance.data.partition_copy import CopyInUseError, Pace, opened
+from appliance.data.partition_copy import CopyInUseError, Pace, opened, remove_left
 from tailrace.admin.admin import Admin
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError
@@ -144,11 +144,11 @@ def move(
     if not separator or not number.isdigit():
         raise click.UsageError(f"{partition!r} is no TOPIC:PARTITION, such as orders:3")
     pace = Pace(rate_of(rate))
-    directory = control_directory(data_dir, bootstrap)
+    known = places(control_directory(data_dir, bootstrap))
     place = next(
         (
             each
-            for each in places(directory)
+            for each in known
             if (each.found.topic, each.found.partition) == (topic, int(number))
         ),
         None,
@@ -158,6 +158,7 @@ def move(
             f"there is no partition {partition}; `tailrace partition list` shows them"
         )
     with connect(bootstrap) as admin:
+        remove_left_copies(admin, known)
         copied, closed_s = move_partition(admin, place, target, pace)
     if as_json:
         print_json(
@@ -179,6 +180,7 @@ def move_partition(admin: Admin, place: Place, target: str, pace: Pace) -> tuple
     """
     found = place.found
     path = known_directory(admin, target)
+    _check_movable(admin, place, path)
     total = _size_of(found.directory)
     _check_room(admin, place, path, total)
     copied = 0
@@ -236,6 +238,27 @@ def known_directory(admin: Admin, target: str) -> str:
         f"{target} is no data directory of this appliance; it has {', '.join(paths)}. To add one, "
         "list it in data_dirs and restart the appliance"
     )
+
+
+def _check_movable(admin: Admin, place: Place, path: str) -> None:
+    """Raise InvalidRequestError if the appliance would refuse the move behind the copy."""
+    try:
+        admin.move_partition(place.found.topic, place.found.partition, path, validate_only=True)
+    except TailraceError as error:
+        if error.code is not ErrorCode.NOT_READY:  # what is in the way now may be over then
+            raise
+
+
+def remove_left_copies(admin: Admin, known: list[Place]) -> None:
+    """Remove the copies in each data directory that no move can use any more."""
+    for row in admin.describe_cluster()["data_dirs"]:
+        path = str(row["path"])
+        usable = {
+            bin_name(place.found.topic_id, place.found.partition)
+            for place in known
+            if os.path.realpath(place.data_dir) != os.path.realpath(path)
+        }
+        remove_left(path, usable)
 
 
 def _check_room(admin: Admin, place: Place, path: str, total: int) -> None:
