@@ -144,6 +144,20 @@ def test_a_mover_that_waited_for_a_completed_copy_leaves_it_alone(
         copy(segment, tmp_path)
 
 
+def test_a_copy_that_a_killed_flusher_has_completed_is_left_alone(tmp_path: pathlib.Path) -> None:
+    """Its successor reads the order in the ring again; the other flusher may take the copy then."""
+    segment = written(tmp_path, 1)
+    complete(segment, tmp_path)
+    arrived = tmp_path / "target" / "bin" / NAME
+    inode = arrived.stat().st_ino
+    assert complete(segment, tmp_path) == 0
+    assert arrived.stat().st_ino == inode
+    arrived.rename(tmp_path / "target" / "t-0")
+    with pytest.raises(FileExistsError):
+        complete(segment, tmp_path)
+    assert not arrived.exists()
+
+
 def test_copies_that_no_move_can_use_are_removed_and_others_stay(tmp_path: pathlib.Path) -> None:
     segment = written(tmp_path, 1)
     copy(segment, tmp_path)

@@ -61,9 +61,11 @@ def complete_copy(files: Files, directory: str, assignment: Assignment) -> int:
     """
     target, name = assignment.departing, _name(assignment)
     place = f"{target}/{assignment.directory_name}"
+    moving, kept = f"{target}/{MOVING_DIRECTORY}", f"{target}/{BIN_DIRECTORY}"
+    if _is_complete(files, f"{kept}/{name}", assignment.move):
+        return 0  # by a predecessor: the other flusher may take it out of the bin now
     if files.exists(place):
         raise OSError(errno.EEXIST, "a directory of its name is there", place)
-    moving, kept = f"{target}/{MOVING_DIRECTORY}", f"{target}/{BIN_DIRECTORY}"
     for path in (moving, kept, f"{moving}/{name}"):
         if not files.exists(path):
             files.make_directory(path)
@@ -84,6 +86,14 @@ def complete_copy(files: Files, directory: str, assignment: Assignment) -> int:
             raise
     crash_point("move.complete")
     return copied
+
+
+def _is_complete(files: Files, copy: str, move: str) -> bool:
+    """True if the copy is that of this move."""
+    try:
+        return read_whole(files, f"{copy}/{ARRIVAL_FILE}") == arrival_content(move)
+    except OSError:
+        return False
 
 
 def _give_up(files: Files, copy: str) -> None:
