@@ -199,7 +199,7 @@ def test_tables_go_between_their_marks_and_nothing_else_changes(
         "|---|---|---|---|---|\n| scan | Kafka | 1.00 (0.90 .. 1.10) | 0.25 | 0.50 |\n<!-- /spark "
         "-->\n"
     )
-    with pytest.raises(ValueError, match="no part between"):
-        write_docs.put("nothing", "budget", "table")
+    with pytest.raises(ValueError, match="no page has a part between"):
+        write_docs.write({"budget": "table"})
     with pytest.raises(ValueError, match="no budget"):
         write_docs.write(doc_tables.tables_of({"machine": machine}))
