@@ -131,16 +131,7 @@ def start_embedded(
     ours, theirs = socket.socketpair()
     arguments = _arguments(directory, listen, settings or {}, auto_create_topics, theirs.fileno())
     with open(log_path, "ab") as log:
-        # A new session: Ctrl-C in the terminal goes to the program, which stops the appliance.
-        process = subprocess.Popen(
-            arguments,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=[theirs.fileno()],
-            env=_environment(),
-            start_new_session=True,
-        )
+        process = start_supervisor(arguments, log.fileno(), theirs.fileno())
     theirs.close()
     ready = _await_ready(process, ours, temporary, log_path)
     # The JSON has only text and whole numbers, so it is also a Python literal. `json` may be a
@@ -184,8 +175,26 @@ def _arguments(
     return arguments
 
 
-def _environment() -> dict[str, str]:
-    """The program's environment without settings of another appliance."""
+def start_supervisor(
+    arguments: Sequence[str], log_fd: int, ready_fd: int
+) -> subprocess.Popen[bytes]:
+    """Start the supervisor with its log and the socket that it watches. Raises OSError.
+
+    It has a session of its own: Ctrl-C in the terminal goes to the program, which stops it.
+    """
+    return subprocess.Popen(
+        arguments,
+        stdin=subprocess.DEVNULL,
+        stdout=log_fd,
+        stderr=log_fd,
+        pass_fds=[ready_fd],
+        env=supervisor_environment(),
+        start_new_session=True,
+    )
+
+
+def supervisor_environment() -> dict[str, str]:
+    """Return the program's environment without settings of another appliance."""
     dropped = {
         name for name in os.environ if name.startswith("TAILRACE_") or name == "NOTIFY_SOCKET"
     } - {"TAILRACE_PURE"}

@@ -17,6 +17,7 @@ from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kit import seeds
 from tests.kit.appliances import appliance_logs
 from tests.kit.runs import run_order
+from tests.kit.starts import forked_starts
 
 settings.register_profile("deterministic", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("deterministic")
@@ -60,6 +61,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_HANG_LIMIT_S))
     items.sort(key=run_order.order(items))
+
+
+@pytest.hookimpl(tryfirst=True)  # before the one of xdist, which ends the hook
+def pytest_runtestloop() -> None:
+    """Here, as collected modules may set variables that appliances inherit."""
+    forked_starts.install()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

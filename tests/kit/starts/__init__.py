@@ -1,0 +1,1 @@
+"""Starts of the appliances that tests run."""
