@@ -16,7 +16,7 @@ from tailrace import kernel
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kit import seeds
 from tests.kit.appliances import appliance_logs
-from tests.kit.runs import run_order
+from tests.kit.runs import first_imports, run_order
 from tests.kit.starts import forked_starts
 
 settings.register_profile("deterministic", derandomize=True, deadline=None, print_blob=True)
@@ -51,6 +51,10 @@ def pytest_xdist_make_scheduler(
     return (
         run_order.GroupScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
     )
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    first_imports.import_share(session.config)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
