@@ -91,6 +91,8 @@ def heartbeat(call: Call) -> Steps:
 def _error_of(code: ErrorCode) -> KafkaError:
     if code is ErrorCode.INVALID_GROUP:
         return KafkaError.GROUP_ID_NOT_FOUND
+    if code is ErrorCode.NOT_AUTHORIZED:  # of the member, which is another user's; see its sentence
+        return KafkaError.GROUP_AUTHORIZATION_FAILED
     return coordinator_error(code)
 
 
