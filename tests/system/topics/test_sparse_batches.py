@@ -248,6 +248,8 @@ def test_a_group_commits_and_has_no_lag_behind_the_last_row(cleaned: Cleaned) ->
     while True:
         with Consumer("plain", **settings) as consumer:
             records = consumer.poll(1_000, max_records=250)
+            while not consumer.assignment():
+                records = consumer.poll(1_000, max_records=250)
             found += [record.offset for record in records]
             consumer.commit()
             if consumer.position(key) == cleaned.ends["plain"]:
