@@ -34,7 +34,7 @@ class ShareTopics:
     """See the module's docstring."""
 
     def __init__(self) -> None:
-        self._topics: dict[tuple[Any, Any], list[str]] = {}
+        self._topics: dict[tuple[str, str], list[str]] = {}
         """By group and member id."""
 
     def heartbeat(self, principal: Principal, request: dict[str, Any]) -> None:
@@ -47,9 +47,16 @@ class ShareTopics:
             return
         epoch = request.get("member_epoch")
         if isinstance(epoch, int) and epoch < 0:
-            self._topics.pop((group, member_id), None)
+            if isinstance(group, str) and isinstance(member_id, str):
+                self._topics.pop((group, member_id), None)
         elif request.get("kind") != "share":  # it gives its records back with SHARE_ACQUIRE
-            _refuse_unless_all(principal, self._topics.get((group, member_id), []))
+            _refuse_unless_all(principal, self._of(group, member_id))
+
+    def _of(self, group: object, member_id: object) -> list[str]:
+        """The topics of a member. A malformed id has none: the group coordinator refuses it."""
+        if not isinstance(group, str) or not isinstance(member_id, str):
+            return []
+        return self._topics.get((group, member_id), [])
 
     def _learn(self, group: object, member_id: object, topics: Sequence[Any]) -> None:
         if not isinstance(group, str) or not isinstance(member_id, str):
@@ -63,7 +70,7 @@ class ShareTopics:
         read one of them.
         """
         request = orjson.loads(body)
-        topics = self._topics.get((request.get("group"), request.get("member_id")), [])
+        topics = self._of(request.get("group"), request.get("member_id"))
         _refuse_unless_all(principal, topics)
         request["topics"] = topics
         return orjson.dumps(request)

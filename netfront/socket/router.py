@@ -471,8 +471,8 @@ class Router:
         self._is_drained = False
         try:
             self._messages.send([identity, b""])
-        except zmq.ZMQError:
-            return False
+        except zmq.ZMQError as error:
+            return error.errno == zmq.EAGAIN  # its queue is full: it takes nothing
         return True
 
     def watch(self, now_ns: int) -> Watched:

@@ -89,6 +89,7 @@ class TokenVerifier:
         rules = self._rules
         try:
             found = self._payload(token)
+            ends_s = float(found["exp"]) + rules.clock_skew_s
         except TokenError:
             raise
         except jwt.ExpiredSignatureError:
@@ -109,7 +110,7 @@ class TokenVerifier:
         user = found.get(rules.user_claim)
         if not isinstance(user, str) or not 0 < len(user) <= NAME_MAX:
             raise TokenError(f"the token has no name of a user in {rules.user_claim!r}")
-        return ProvenToken(user, float(found["exp"]) + rules.clock_skew_s)
+        return ProvenToken(user, ends_s)
 
     def _payload(self, token: str) -> dict[str, Any]:
         import jwt
@@ -182,7 +183,8 @@ def read_keys(path: str) -> list[_Key]:
     for number, entry in enumerate(entries):
         if not isinstance(entry, dict) or entry.get("use", "sig") != "sig":
             continue
-        allowed = ALGORITHMS.get((str(entry.get("kty")), entry.get("crv")), ())
+        curve = entry.get("crv")
+        allowed = ALGORITHMS.get((str(entry.get("kty")), None if curve is None else str(curve)), ())
         if entry.get("alg") is not None:
             allowed = tuple(name for name in allowed if name == entry["alg"])
         if allowed:  # others are for something else, as providers have them
@@ -200,7 +202,7 @@ def _read_key(path: str, number: int, entry: dict[str, Any]) -> Any:
         raise _unusable(path, f"key {number} is a private key: write its public half")
     try:
         key = jwt.PyJWK({name: each for name, each in entry.items() if name != "alg"}).key
-    except (jwt.PyJWTError, ValueError, TypeError) as error:  # whose text may have the secret
+    except (jwt.PyJWTError, LookupError, ValueError, TypeError) as error:  # it may show the secret
         raise _unusable(path, f"key {number} is malformed ({type(error).__name__})") from None
     if is_secret and len(key) < SECRET_MIN_BYTES:
         raise _unusable(path, f"the secret of key {number} has fewer than {SECRET_MIN_BYTES} bytes")

@@ -56,8 +56,10 @@ logger = logging.getLogger(__name__)
 
 PAGE = 200
 FED_AT_ONCE = 100
-ACLS_FED_AT_ONCE = 500
-"""Users, and rules, of one message to a front."""
+ACLS_FED_AT_ONCE = 300
+"""Users, and rules, of one message to a front at most. Rules with the longest names fit into it."""
+FED_MAX_BYTES = 256 << 10
+"""A message with more users than one is no larger: a front's lane takes twice as much."""
 CHANGES_MAX = 1_000
 Changed = tuple[dict[str, Any], dict[str, Any] | None, dict[str, Any] | None]
 """(Response, change for the fronts, the change with credentials for the gateways if that is
@@ -109,7 +111,7 @@ class UserCommands:
         """
         rows = read_user_rows(self._database, with_credentials=with_credentials)
         for at in range(0, max(1, len(rows)), FED_AT_ONCE):
-            yield orjson.dumps({"user_rows": rows[at : at + FED_AT_ONCE]})
+            yield from _in_messages(rows[at : at + FED_AT_ONCE])
         for groups in read_acl_groups(self._database, ACLS_FED_AT_ONCE):
             yield orjson.dumps({"acl_groups": groups})
 
@@ -379,6 +381,16 @@ class UserCommands:
 
 
 _TESTED = frozenset(("principal", "operation", "resource_type", "name", "host"))
+
+
+def _in_messages(rows: list[tuple[Any, ...]]) -> Iterator[bytes]:
+    """Users in messages that pass a front's lane."""
+    message = orjson.dumps({"user_rows": rows})
+    if len(message) <= FED_MAX_BYTES or len(rows) == 1:
+        yield message
+    else:
+        yield from _in_messages(rows[: len(rows) // 2])
+        yield from _in_messages(rows[len(rows) // 2 :])
 
 
 def _reason(user: User, decision: Decision) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import orjson
 import pytest
 
 from netfront.access.share_topics import ShareTopics
@@ -22,3 +25,12 @@ def test_a_member_whose_user_may_not_read_its_topic_any_more_stays_no_longer() -
     topics.heartbeat(denied, {**member, "kind": "share"})
     topics.heartbeat(denied, {**member, "member_epoch": -1})
     topics.heartbeat(denied, member)
+
+
+@pytest.mark.parametrize("malformed", [[], {}, 5, None])
+def test_a_malformed_member_id_is_left_to_the_coordinator_which_says_so(malformed: Any) -> None:
+    topics, principal = ShareTopics(), principal_with("read topic any")
+    for epoch in (3, -1):
+        topics.heartbeat(principal, {"group": "g", "member_id": malformed, "member_epoch": epoch})
+    body = topics.checked(principal, orjson.dumps({"group": "g", "member_id": malformed}))
+    assert orjson.loads(body) == {"group": "g", "member_id": malformed, "topics": []}

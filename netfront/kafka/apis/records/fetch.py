@@ -176,13 +176,17 @@ def _fill(
             entry["error_code"] = error.code
             return
         records, following = converted.records, converted.next_offset
-        place = read.route.topic, read.route.partition
-        read_positions(call.services).fetched(
-            call.connection, place, max(following, found.resume_offset)
-        )
         if converted.is_cut:
+            _note_end(call, read, following)
             entry["records"] = records
             return
+    _note_end(call, read, max(following, found.resume_offset))
     if found.resume_offset > following:
         records = records + skipped_range(following, found.resume_offset, found.leader_epoch)
     entry["records"] = records
+
+
+def _note_end(call: Call, read: PartitionRead, end: int) -> None:
+    """Note where the client goes on."""
+    place = read.route.topic, read.route.partition
+    read_positions(call.services).fetched(call.connection, place, end)

@@ -20,7 +20,9 @@ from appliance.control.users.offline_users import offline_users
 from appliance.control.users.user_commands import PAGE, UserCommands
 from appliance.data.data_dir_lock import take
 from appliance.data.directory_errors import DataDirectoryError
-from shm.rights.acl import acls_of_groups
+from appliance.supervise.memory.memory_plan import CONTROL_LANE_BYTES
+from shm.memory.layout import LANE_MESSAGE_BYTES
+from shm.rights.acl import NAME_MAX, acls_of_groups
 from shm.rights.authorizer import AclTable
 from shm.rights.passwords import fields_of
 from shm.rights.scram import SHA_256, SHA_512, of_password
@@ -35,7 +37,7 @@ from shm.rights.server_keys import (
     public_keys,
     read_server_key,
 )
-from shm.rights.users import UserDirectory, user_of, user_of_row
+from shm.rights.users import GROUPS_MAX, UserDirectory, user_of, user_of_row
 from tailrace.core.errors import InvalidRequestError, TailraceError
 from tailrace.format.directory import change_lock
 from tailrace.format.directory.change_lock import changing
@@ -231,6 +233,24 @@ def test_a_feed_has_every_user_and_rule(bench: Bench) -> None:
     found = [rule for message in messages for rule in acls_of_groups(message.get("acl_groups", ()))]
     assert sorted(found) == read_acls(bench.catalog.database)
     assert len(found) == 250
+
+
+def test_a_feed_of_the_longest_users_and_rules_passes_a_fronts_lane(bench: Bench) -> None:
+    """A message that can never pass would keep every front from its start."""
+    groups = [f"{number:03}".ljust(100, "g") for number in range(GROUPS_MAX)]
+    for number in range(60):
+        keys = [{"name": "k", "public": key()}]
+        bench.alter(f"u{number}", "add", keys=keys, groups=groups)
+    longest = "u" * 100
+    names = [f"{number:03}".ljust(NAME_MAX, "\N{GRINNING FACE}") for number in range(600)]
+    for at in range(0, len(names), 200):
+        bench.ask(Api.ALTER_ACLS, add=[acl(longest, name) for name in names[at : at + 200]])
+    messages = list(bench.commands.feed())
+    assert max(map(len, messages)) <= CONTROL_LANE_BYTES // 2 - LANE_MESSAGE_BYTES
+    changes = [orjson.loads(message) for message in messages]
+    assert sum(len(change.get("user_rows", ())) for change in changes) == 60
+    found = [rule for change in changes for rule in acls_of_groups(change.get("acl_groups", ()))]
+    assert {rule.name for rule in found} == set(names)
 
 
 def test_a_feed_has_all_that_is_known_of_a_user_and_a_rule(bench: Bench) -> None:
