@@ -158,6 +158,35 @@ def test_a_copy_that_a_killed_flusher_has_completed_is_left_alone(tmp_path: path
     assert not arrived.exists()
 
 
+class UnreadableArrival(DiskFiles):
+    """Files of a process that has no descriptor left for the name of a move, once."""
+
+    has_failed = False
+
+    def open_for_read(self, path: str) -> int:
+        if path.endswith(ARRIVAL_FILE) and not self.has_failed:
+            self.has_failed = True
+            raise OSError(errno.EMFILE, "no descriptors")
+        return super().open_for_read(path)
+
+
+def test_a_complete_copy_whose_name_cannot_be_read_now_is_left_alone(
+    tmp_path: pathlib.Path,
+) -> None:
+    """It may be decided: the partition has no other place then."""
+    segment = written(tmp_path, 2)
+    complete(segment, tmp_path)
+    kept = tmp_path / "target" / "bin" / NAME
+    inode = kept.stat().st_ino
+    with pytest.raises(OSError, match="no descriptors"):
+        departure.complete_copy(
+            UnreadableArrival(), str(segment.parent), departing(tmp_path / "target")
+        )
+    assert kept.stat().st_ino == inode
+    assert (kept / segment.name).read_bytes() == segment.read_bytes()
+    assert (kept / ARRIVAL_FILE).exists()
+
+
 def test_copies_that_no_move_can_use_are_removed_and_others_stay(tmp_path: pathlib.Path) -> None:
     segment = written(tmp_path, 1)
     copy(segment, tmp_path)

@@ -89,10 +89,12 @@ def complete_copy(files: Files, directory: str, assignment: Assignment) -> int:
 
 
 def _is_complete(files: Files, copy: str, move: str) -> bool:
-    """True if the copy is that of this move."""
+    """True if the copy is that of this move. Raises OSError if that cannot be read: it may be
+    decided, and is not replaced then.
+    """
     try:
         return read_whole(files, f"{copy}/{ARRIVAL_FILE}") == arrival_content(move)
-    except OSError:
+    except FileNotFoundError:
         return False
 
 
