@@ -370,8 +370,8 @@ class Connections:
     ) -> None:
         """Close the peers that exceed a limit.
 
-        `is_connected` returns True if libzmq has a connection with this identity. To find out, it
-        may send an empty message.
+        `is_connected` returns True if libzmq has a connection with this identity. It sends a
+        message to find out.
         `is_read` returns True if everything libzmq had read has been received from it. If not (a
         front that is not fed yet or was suspended), waiting bytes are not the sender's fault, and
         only the sums are bounded.

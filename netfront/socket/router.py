@@ -52,7 +52,9 @@ from netfront.socket.sweep_pause import SweepPause, cpu_clock
 from netfront.socket.transport import Watched
 from shm.queues.doorbell import Doorbell
 from shm.runtime.timing_wheel import NEVER_NS
+from tailrace.core.error_codes import ErrorCode
 from tailrace.format.crc32c import Readable
+from tailrace.protocol.frame import API_VERSIONS, PUSH_CORRELATION_ID, Api, encode_response
 
 if TYPE_CHECKING:
     from netfront.socket.zap import Allows, Claim, ZapHandler
@@ -67,6 +69,10 @@ SPARE_DESCRIPTORS = 8
 EVENTS_AT_ONCE = 2_100
 """More events than the monitor holds: 1,000 messages on each side."""
 RELISTEN_NS = 500_000_000
+_PROBE = encode_response(
+    Api.CREDIT, API_VERSIONS[Api.CREDIT][0], PUSH_CORRELATION_ID, ErrorCode.OK, 0, 0
+)
+"""A push that allows nothing: clients take it for an old one."""
 _EVENTS, _POLLIN, _RCVMORE, _NOBLOCK, _SRCFD = (
     int(zmq.EVENTS),
     int(zmq.POLLIN),
@@ -467,10 +473,12 @@ class Router:
         self._peers.condemn(identity, reason)
 
     def _is_connected(self, identity: bytes) -> bool:
-        """True if libzmq has a connection with this identity. Only a message to it tells."""
+        """True if libzmq has a connection with this identity. Only a message to it tells: a push
+        that allows nothing.
+        """
         self._is_drained = False
         try:
-            self._messages.send([identity, b""])
+            self._messages.send([identity, *_PROBE])
         except zmq.ZMQError as error:
             return error.errno == zmq.EAGAIN  # its queue is full: it takes nothing
         return True

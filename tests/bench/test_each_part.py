@@ -17,6 +17,7 @@ from tests.kit.processes import HANG_LIMIT_S
 ROOT = pathlib.Path(__file__).parents[2]
 PARTS: dict[str, tuple[list[str], dict[str, str]]] = {
     "latency of an ack": (["bench.suite"], {"ONLY": "ack of one record, acks=1"}),
+    "awaited send": (["bench.awaited_send"], {"ROUNDS": "1", "RECORDS": "2000"}),
     "start": (["bench.suite"], {"ONLY": "start to first"}),
     "producing": (["bench.suite"], {"ONLY": "produce 100 B, send, acks=1"}),
     "reading": (["bench.suite"], {"ONLY": "consume 100,000 B as Arrow"}),

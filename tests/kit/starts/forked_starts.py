@@ -105,8 +105,10 @@ class _Image:
 
 def install() -> None:
     """From now on the appliances of this process start as forks, unless a test changes what they
-    would inherit of it.
+    would inherit of it. A process that gevent has patched has no sockets that wait for the image.
     """
+    if socket.socket.__module__.startswith("gevent"):
+        return
     _usual.update(_inherited())
     setattr(embedded_appliance, "start_supervisor", start_supervisor)  # noqa: B010
 
