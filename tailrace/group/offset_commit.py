@@ -10,7 +10,8 @@ Invariants:
 - An offset is committed with the id of the topic that it was read in, so it never applies to a
   recreated topic.
 - Within a consumer, a partition's older offset is never committed after a newer one.
-- Each commit ends once, with an error or without.
+- Each commit ends once, with an error or without. One that every response has put off ends with
+  the last one's reason; "may be durable" is said only where a request has no response.
 - Callbacks are called in the order of their commits, by `run_callbacks` only.
 """
 
@@ -122,6 +123,10 @@ class CommitQueue:
         self._parts: list[list[list[Any]]] = []
         """The requests that are still to be sent for the commits in flight."""
         self._refused: dict[TopicPartition, TailraceError] = {}
+        self._put_off: dict[TopicPartition, TailraceError] = {}
+        """What the last response says of partitions that it refused for now."""
+        self._is_unknown = False
+        """True if a request of the commits in flight was lost: it may have been carried out."""
         self._is_sent = False
         self._attempt = 0
         """The number of the request in flight. Responses to other requests are ignored."""
@@ -188,6 +193,8 @@ class CommitQueue:
         ]
         self._parts = parts_of(items)
         self._refused = {}
+        self._put_off = {}
+        self._is_unknown = False
 
     def _send(self) -> bool:
         if not self._parts:
@@ -225,9 +232,16 @@ class CommitQueue:
             return
         self._is_sent = False
         if response is None:
+            self._is_unknown = True
             return  # the connection was lost: sent again
+        self._put_off = {}
         if response.code is not ErrorCode.OK:
             if ERROR_TABLE[response.code].retriable:
+                refusal = commit_error(response.code, response.detail())
+                self._put_off = {
+                    TopicPartition(topic, partition): refusal
+                    for topic, partition, *_ in self._parts[0]
+                }
                 self._send_at_ns = self._connection.now_ns() + RETRY_NS
                 return
             if response.code in LOST_MEMBERSHIP:
@@ -241,6 +255,7 @@ class CommitQueue:
             code = code_of(number)
             if ERROR_TABLE[code].retriable:
                 rejected += [item for item in self._parts[0] if item[:2] == [topic, partition]]
+                self._put_off[TopicPartition(topic, partition)] = commit_error(code, sentence)
             else:
                 self._refused[TopicPartition(topic, partition)] = commit_error(code, sentence)
         if rejected:
@@ -253,12 +268,15 @@ class CommitQueue:
         if not self._parts:
             self._finish(None)
 
-    def _finish(self, error: TailraceError | None) -> None:
+    def _finish(
+        self, error: TailraceError | None, put_off: Mapping[TopicPartition, TailraceError] = {}
+    ) -> None:
         commits, self._in_flight, self._parts = self._in_flight, [], []
         for commit in commits:
             self._end(
                 commit,
-                error
+                next((put_off[key] for key in commit.offsets if key in put_off), None)
+                or error
                 or next(
                     (self._refused[key] for key in commit.offsets if key in self._refused), None
                 ),
@@ -285,8 +303,9 @@ class CommitQueue:
             self._waiting.remove(commit)
             self._end(commit, late)
         if self._in_flight and all(now_ns >= one.deadline_ns for one in self._in_flight):
+            is_known = self._connection.is_ready and not self._is_sent and not self._is_unknown
             self._is_sent = False
-            self._finish(late)
+            self._finish(late, self._put_off if is_known else {})
 
     def run_callbacks(self) -> None:
         """Call the callbacks of commits that are done. An exception of one is logged."""

@@ -14,8 +14,8 @@ from tailrace.core.errors import InvalidRequestError, NotSupportedError
 from tailrace.core.log import logger
 
 NO_SECURITY = (
-    "encryption and users are not part of this version: leave this out, and let the "
-    "appliance listen on 127.0.0.1 or ipc://"
+    "encryption and users come with a context, here: leave this out, and give context=FILE, the "
+    "file of `tailrace user add NAME --out FILE` (docs/security.md)"
 )
 
 UNSUPPORTED_SETTINGS = {

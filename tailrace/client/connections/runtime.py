@@ -62,6 +62,10 @@ _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 """Plain ints: operators of an enumeration's members run Python code."""
 
 
+PORT_MAX = 65_535
+PORT_DIGITS = 5
+
+
 def check_bootstrap(address: object) -> str:
     """The address as ZeroMQ takes it. Kafka's `host:port` and a list of one address are accepted
     too. Raises InvalidSettingError.
@@ -76,10 +80,18 @@ def check_bootstrap(address: object) -> str:
             )
         address = address[0] if address else ""
     if isinstance(address, str):
-        if address.startswith(("tcp://", "ipc://", "context:")):
+        if address.startswith(("ipc://", "context:")):
             return address
-        host, _, port = address.rpartition(":")
-        if host and port.isdecimal() and "/" not in address:
+        is_tcp = address.startswith("tcp://")
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        can_be = (
+            bool(host)
+            and host.count(":") != 1  # `localhost:1:2`; an IPv6 address has two or more
+            and (not port.isdecimal() or (len(port) <= PORT_DIGITS and int(port) <= PORT_MAX))
+        )
+        if is_tcp and (can_be or not port.isdecimal()):
+            return address  # ZeroMQ checks the rest
+        if can_be and port.isdecimal() and "/" not in address:
             return f"tcp://{address}"
     raise InvalidSettingError(
         f"bootstrap_servers is {address!r}; it takes an address such as tcp://127.0.0.1:7420, "

@@ -26,8 +26,8 @@ def metadata_of(given: Any) -> ConsumerGroupMetadata:
         return ConsumerGroupMetadata(given, -1, "", None)
     if not isinstance(given, ConsumerGroupMetadata):
         raise InvalidRequestError(
-            f"group_metadata is {given!r:.100}; give consumer.group_metadata(), or the name of "
-            "the group"
+            f"group_metadata is {given!r:.100}; give consumer.group_metadata() (of an "
+            "AsyncConsumer: await it), or the name of the group"
         )
     if given.is_subscribed and given.generation_id < 0:
         raise CommitFailedError(

@@ -15,6 +15,7 @@ from tailrace.client.topics.offsets import offsets_of
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
     CommitFailedError,
+    ConcurrentTransactionsError,
     InvalidRequestError,
     OffsetOutOfRangeError,
     RequestTimeoutError,
@@ -179,6 +180,34 @@ def test_refusals_end_the_commits_that_they_are_about_and_no_others() -> None:
     one.is_member = False
     one.commit(8)
     assert one.called[6:] == [(7, None), (8, CommitFailedError)]
+
+
+def test_a_commit_that_is_put_off_until_its_end_says_why_and_not_that_it_may_be_durable() -> None:
+    one = Queue()
+    sentence = "prepared"
+    refused = [["t", 0, int(ErrorCode.CONCURRENT_TRANSACTIONS), sentence]]
+    one.commit(1)
+    one.poll(980)
+    one.appliance.fail(refused=refused)
+    one.poll(20)  # in the pause before it is sent again
+    one.poll(50)
+    one.commit(2)
+    one.poll(980)
+    one.appliance.fail(ErrorCode.CONCURRENT_TRANSACTIONS, message=sentence)
+    one.poll(20)
+    assert one.called == [(1, ConcurrentTransactionsError), (2, ConcurrentTransactionsError)]
+    one.poll(50)
+    one.commit(3)
+    one.appliance.lose()  # it may have been carried out
+    one.poll(980)
+    one.appliance.fail(refused=refused)
+    one.poll(20)
+    one.poll(50)
+    one.commit(4)
+    one.appliance.fail(refused=refused)
+    one.poll(980)  # sent again, without a response
+    one.poll(20)
+    assert one.called[2:] == [(3, RequestTimeoutError), (4, RequestTimeoutError)]
 
 
 def test_a_commit_without_an_answer_ends_in_time_and_its_late_answer_is_ignored() -> None:
