@@ -232,10 +232,10 @@ class Front:
         return handlers
 
     def _know_owners(self) -> None:
+        from netfront.access.member_topics import MemberTopics
         from netfront.access.producer_owners import ProducerOwners
-        from netfront.access.share_topics import ShareTopics
 
-        self._forwarding.share_topics = ShareTopics()
+        self._forwarding.member_topics = MemberTopics()
         self._owners = ProducerOwners(self._forwarding.ask_for_itself)
         self._produce_service.owners = self._forwarding.owners = self._owners
 

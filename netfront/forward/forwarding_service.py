@@ -26,8 +26,8 @@ from tailrace.protocol.frame import Api, RequestHeader, WireError
 
 if TYPE_CHECKING:
     from netfront.access.gate import Gate
+    from netfront.access.member_topics import MemberTopics
     from netfront.access.producer_owners import ProducerOwners
-    from netfront.access.share_topics import ShareTopics
 
 CONTROLLER_TIMEOUT_MS = 35_000
 """The controller answers within 30 s unless it was killed."""
@@ -123,7 +123,7 @@ class ForwardingService:
         self._on_fed = on_fed
         self.owners: ProducerOwners | None = None
         """Owners of transactional producer ids, where the appliance has users."""
-        self.share_topics: ShareTopics | None = None
+        self.member_topics: MemberTopics | None = None
         """Topics of share members, where the appliance has users."""
         self._own: dict[int, Callable[[ErrorCode, bytes], None]] = {}
         """Callbacks of the front's own requests, by correlation id. Their session word is 0."""
@@ -171,10 +171,10 @@ class ForwardingService:
                 body = orjson.dumps(request)
             body = self._gate.check(session.principal, api, request, body)
             body = self._gate.with_user(session.principal, api, body)
-            if self.share_topics is not None and api == Api.SHARE_ACQUIRE:
-                body = self.share_topics.checked(session.principal, body)
-            elif self.share_topics is not None and api == Api.GROUP_HEARTBEAT:
-                self.share_topics.heartbeat(session.principal, orjson.loads(body))
+            if self.member_topics is not None and api == Api.SHARE_ACQUIRE:
+                body = self.member_topics.checked(session.principal, body)
+            elif self.member_topics is not None and api == Api.GROUP_HEARTBEAT:
+                self.member_topics.heartbeat(session.principal, orjson.loads(body))
             if (
                 api == Api.CHANGE_DELAYS
                 and self.owners is not None
@@ -291,11 +291,11 @@ class ForwardingService:
                     if self._gate is not None and not code:
                         payload = self._shown(self._gate, word, asked[0], payload)
                     elif (
-                        self.share_topics is not None
+                        self.member_topics is not None
                         and code == ErrorCode.NOT_READY
                         and asked[0] == Api.SHARE_ACQUIRE
                     ):
-                        payload = self.share_topics.refused(payload)
+                        payload = self.member_topics.refused(payload)
                     self._respond(word, asked[0], asked[1], correlation_id, code_of(code), payload)
             elif kind == LaneKind.PUSH:
                 self._responses.push_latest(word, api, payload)

@@ -19,7 +19,7 @@ def classic_groups(services: Services) -> ClassicGroups:
 
 
 def read_positions(services: Services) -> ReadPositions:
-    """What the clients of this gateway fetch."""
+    """The positions at which the clients of this gateway read."""
     found: ReadPositions | None = services.state.get("read_positions")
     if found is None:
         found = services.state["read_positions"] = ReadPositions()

@@ -7,13 +7,13 @@ from typing import Any
 import orjson
 import pytest
 
-from netfront.access.share_topics import ShareTopics
+from netfront.access.member_topics import MemberTopics
 from tailrace.protocol.frame import WireError
 from tests.kit.peers.needs import principal_with
 
 
 def test_a_member_whose_user_may_not_read_its_topic_any_more_stays_no_longer() -> None:
-    topics = ShareTopics()
+    topics = MemberTopics()
     member = {"group": "g", "member_id": "m", "member_epoch": 3}
     allowed, denied = principal_with("read topic any"), principal_with("read group any")
     topics.heartbeat(denied, member)  # not known here: a fetch is refused anyway
@@ -29,7 +29,7 @@ def test_a_member_whose_user_may_not_read_its_topic_any_more_stays_no_longer() -
 
 @pytest.mark.parametrize("malformed", [[], {}, 5, None])
 def test_a_malformed_member_id_is_left_to_the_coordinator_which_says_so(malformed: Any) -> None:
-    topics, principal = ShareTopics(), principal_with("read topic any")
+    topics, principal = MemberTopics(), principal_with("read topic any")
     for epoch in (3, -1):
         topics.heartbeat(principal, {"group": "g", "member_id": malformed, "member_epoch": epoch})
     body = topics.checked(principal, orjson.dumps({"group": "g", "member_id": malformed}))

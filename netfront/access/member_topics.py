@@ -30,8 +30,8 @@ from tailrace.protocol.json_messages import encode_error
 MEMBERS_MAX = 10_000
 
 
-class ShareTopics:
-    """See the module's docstring."""
+class MemberTopics:
+    """Topics by member, and the checks of requests that name none."""
 
     def __init__(self) -> None:
         self._topics: dict[tuple[str, str], list[str]] = {}
