@@ -5,6 +5,8 @@ Owner: the command that runs it, one for each topic.
 Invariants:
 - The topic has one partition, and its last record says which line was copied last. So a copy that
   was killed goes on where its acknowledged records end.
+- Each record requires its offset. So of two copies into a topic one fails, and no line is there
+  twice.
 - A line is copied as it stands, so the chain of hashes can be verified from the records.
 - Only whole lines are copied: one without its end is being written.
 """
@@ -13,13 +15,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import islice
 
 import orjson
 
 from appliance.audit.audit_log import PREFIX, SUFFIX, audit_files
-from tailrace import Admin, Consumer, Producer, TopicPartition
-from tailrace.core.errors import InvalidRequestError
+from tailrace import Admin, Consumer, TopicPartition
+from tailrace.core.errors import InvalidRequestError, OffsetConflictError
+from tailrace.producer.positioned import PositionedProducer
 
+LINES_AT_ONCE = 10_000
+"""Lines whose acknowledgements are awaited together."""
 LAST_READ_S = 30.0
 """Longest wait for the last record of the topic."""
 
@@ -41,29 +47,41 @@ class TopicCopy:
                 raise InvalidRequestError(
                     f"topic {topic!r} has {count} partitions; lines in order need a topic with one"
                 )
-        self.copied = last_line(topic, bootstrap)
+        self.copied, end = last_line(topic, bootstrap)
         """Number of the last line that is in the topic."""
         self.missing = 0
         """Lines that were removed before they were copied."""
-        self._producer = Producer(bootstrap, client_id="audit-copy")
+        self._producer = PositionedProducer(bootstrap, client_id="audit-copy")
+        self._producer.set_position(TopicPartition(topic, 0), end)
         self._name, self._position = "", 0
         """The file that is read, and the position behind its last line that was looked at."""
 
     def step(self) -> int:
         """Copy what is new. Returns the number of lines. Raises OSError, TailraceError."""
         count = 0
+        lines = self._new_lines()
+        while piece := list(islice(lines, LINES_AT_ONCE)):
+            count += self._copy(piece)
+        return count
+
+    def _copy(self, lines: list[tuple[int, bytes]]) -> int:
         handles = []
-        for seq, line in self._new_lines():
+        for seq, line in lines:
             if seq <= self.copied:
                 continue
             self.missing += seq - self.copied - 1
-            handles.append(self._producer.send(self._topic, line))
+            handles.append(self._producer.send(self._topic, line, partition=0))
             self.copied = seq
-            count += 1
         self._producer.flush()
-        for handle in handles:
-            handle.result(0)
-        return count
+        try:
+            for handle in handles:
+                handle.result(0)
+        except OffsetConflictError:
+            raise InvalidRequestError(
+                f"topic {self._topic!r} has another writer: let one copy run, or, where one has "
+                "only just ended, run this again"
+            ) from None
+        return len(handles)
 
     def close(self) -> None:
         self._producer.close()
@@ -100,8 +118,10 @@ def seq_of(line: bytes) -> int | None:
     return seq if type(seq) is int else None
 
 
-def last_line(topic: str, bootstrap: str) -> int:
-    """The number of the last line that a topic has, 0 if it has none. Raises TailraceError."""
+def last_line(topic: str, bootstrap: str) -> tuple[int, int]:
+    """The number of the last line that a topic has, 0 if it has none, and the topic's end. Raises
+    TailraceError.
+    """
     partition = TopicPartition(topic, 0)
     with Admin(bootstrap) as admin:
         found = admin.offsets({partition: "latest"})[partition]
@@ -109,7 +129,7 @@ def last_line(topic: str, bootstrap: str) -> int:
         raise InvalidRequestError(f"the end of topic {topic!r} cannot be read: {found['code']}")
     begin, end = found["beginning"], found["end"]
     if end <= begin:
-        return 0
+        return 0, end
     with Consumer(bootstrap=bootstrap) as consumer:
         consumer.assign([partition])
         consumer.seek(partition, end - 1)
@@ -120,4 +140,4 @@ def last_line(topic: str, bootstrap: str) -> int:
             f"the last record of topic {topic!r} is no line of an audit log: give a topic of its "
             "own"
         )
-    return seq
+    return seq, end

@@ -276,6 +276,14 @@ def test_the_log_is_copied_into_a_topic_each_line_once_over_restarts_and_rotatio
                 admin.delete_topics(f"t{number}")
                 copying.step()
                 copying.close()
+        first, second = (TopicCopy(directory, "audit", appliance.address) for _ in range(2))
+        with Admin(appliance.address) as admin:
+            admin.create_topics(NewTopic("once"))
+        assert first.step()
+        with pytest.raises(TailraceError, match="another writer"):
+            second.step()
+        first.close()
+        second.close()
         out = run(appliance, "audit", "copy", directory, "--topic", "audit").stdout
         assert b"copied, up to" in out
         with Consumer(
