@@ -15,6 +15,7 @@ from tests.kafka.conftest import SETTINGS
 from tests.kafka.owners import committed, make, owner
 from tests.kit.peers.raw_kafka import RawKafka, kill_gateway
 from tests.kit.processes import HANG_LIMIT_S
+from tests.kit.transactional.visibility import await_visible
 
 
 @pytest.fixture
@@ -42,6 +43,7 @@ def test_an_older_producer_whose_next_sequence_is_unknown_goes_on(
         kill_gateway(fresh)
         with RawKafka(gateway) as one.client:
             assert one.end(True) == 0
+        await_visible(fresh.address, topic)
         kill_gateway(fresh)
         with RawKafka(gateway) as one.client, RawKafka(gateway) as other.client:
             if not is_decided:

@@ -23,6 +23,7 @@ def test_a_number_is_that_of_a_name() -> None:
     numbers = {owner_number(f"user{number}") for number in range(10_000)}
     assert len(numbers) == 10_000
     assert all(0 < number < 1 << 62 for number in numbers)
+    assert owner_number("ann") == 428_725_694_569_069_198, "pending records have it on disk"
 
 
 def test_a_stamped_batch_is_proven_and_names_its_owner_alone_anew() -> None:

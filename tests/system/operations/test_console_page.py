@@ -23,6 +23,7 @@ from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.appliances.console import console_of
 from tests.kit.cli import run
 from tests.kit.processes import HANG_LIMIT_S, wait_until
+from tests.kit.transactional.visibility import await_visible
 
 SCRIPT = "<img src=x onerror=\"document.title='taken'\">"
 CHROMIUM = shutil.which("chromium")
@@ -271,6 +272,7 @@ def test_dead_letters_are_sent_again_once(page: Page, appliance: EmbeddedApplian
     answer = page.change("redrive", topic="jobs.dlq")
     assert answer == {"done": "5 records are sent again, 0 stay"}
     assert page.change("redrive", topic="jobs.dlq") == {"done": "0 records are sent again, 0 stay"}
+    await_visible(appliance.address, "jobs")
     records = page.get("/api/records", topic="jobs", offset=0)["records"]
     values = [row["value"]["text"] for row in records]
     assert sorted(values[5:]) == [f"job {number}" for number in range(5)]

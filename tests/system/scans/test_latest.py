@@ -8,19 +8,18 @@ import datetime as dt
 import decimal
 import json
 import random
-from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
 
 import tailrace
-from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
+from tailrace import Admin, NewTopic, Producer, TopicPartition
 from tailrace.core.errors import InvalidSettingError
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.scanning.dataset import topic_dataset
 from tests.kit.cli import run
-from tests.kit.processes import wait_until
+from tests.kit.transactional.visibility import await_visible
 
 KEYS = [None, b"", *(b"k%d" % n for n in range(300))]
 MEMORY_MIN = 1 << 16
@@ -82,17 +81,7 @@ def send_randomly(address: str, topic: str, partitions: int, count: int, seed: i
                 producer.abort_transaction()
             else:
                 producer.commit_transaction()
-    wait_until(partial(all_visible, address, topic, partitions), "the last commit is visible")
-
-
-def all_visible(address: str, topic: str, partitions: int) -> bool:
-    """True if no transaction is open in a partition: a commit is visible milliseconds after it."""
-    keys = [TopicPartition(topic, number) for number in range(partitions)]
-    ends = []
-    for isolation_level in ("read_committed", "read_uncommitted"):
-        with Consumer(bootstrap=address, isolation_level=isolation_level) as consumer:
-            ends.append(consumer.end_offsets(keys))
-    return ends[0] == ends[1]
+    await_visible(address, topic, partitions)
 
 
 @pytest.mark.parametrize("partitions", [1, 3])

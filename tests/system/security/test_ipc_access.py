@@ -30,7 +30,7 @@ CLIENT = """
     # what is imported late lies where only the first user may read
     with tailrace.Admin(over_tcp) as admin, tailrace.Producer(over_tcp) as producer:
         producer.send("orders", b"zero").result(60)
-    from tailrace.client.connections import ipc_socket
+    from tailrace.client.connections import handshake_probe, ipc_socket
     import grp, pwd
     os.setgroups(groups)
     os.setgid(65534)

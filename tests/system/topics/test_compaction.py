@@ -35,6 +35,7 @@ from tests.kit.appliances.compacted import (
 )
 from tests.kit.cli import run
 from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
+from tests.kit.transactional.visibility import await_visible
 
 CLEANER = "tr-cleaner-0"
 
@@ -163,6 +164,7 @@ def test_what_is_committed_stays_and_what_is_aborted_goes(
         producer.begin_transaction()
         update(producer, written, 5, rng)
         producer.commit_transaction()
+    await_visible(address, topic)
     compact(cleaning, topic)
     assert read(address, key) == written.kept
 

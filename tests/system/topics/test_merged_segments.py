@@ -18,6 +18,7 @@ from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.appliances.cleaned_segments import is_merged
 from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
+from tests.kit.transactional.visibility import await_visible
 
 CONFIGS: dict[str, Any] = {"small.batch.bytes": 16 << 10, "segment.bytes": 640 << 10}
 START_MS = 1_700_000_000_000
@@ -146,6 +147,7 @@ def test_transactions_are_as_before_for_both_isolation_levels(
         producer.begin_transaction()
         attempt = write(producer, topic, 100, rng)
         producer.commit_transaction()
+    await_visible(merging.address, topic)
     assert read(merging.address, key) == committed | attempt
 
 

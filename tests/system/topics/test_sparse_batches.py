@@ -31,6 +31,7 @@ from tests.kit.cli import run
 from tests.kit.lakes import exports
 from tests.kit.members.queues import share, start_offset
 from tests.kit.processes import HANG_LIMIT_S, wait_until
+from tests.kit.transactional.visibility import await_visible
 
 ROWS = 2_400
 KEYS = 300
@@ -128,6 +129,7 @@ def cleaned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cleaned]:
                 producer.abort_transaction()
             else:
                 producer.commit_transaction()
+    await_visible(running.address, "moved")
     before = {topic: read(running.address, topic) for topic in TOPICS}
     with Admin(running.address) as admin:
         ends = {
