@@ -120,8 +120,9 @@ class Decider:
             producer_id, epoch = self._numbers.following(row.producer_id, row.epoch)
             next_pool = raised(pool, count, self._numbers.following)
         # The first use of a producer id waits for every worker. Who decides a prepared transaction
-        # may not know what it has.
-        has_row = has_row or not epoch or bool(row.prepared or pool.registered_count)
+        # may not know what it has, and a client that calls an open one empty is mistaken.
+        is_open = entry.opened_ns is not None or bool(row.prepared or pool.registered_count)
+        has_row = has_row or not epoch or is_open
         end = End(row.owner, row.producer_id, row.epoch, outcome, by, self._wall_ms())
         self._table.use(entry, now_ns)
         self._table.change(

@@ -23,6 +23,7 @@ to abort (`UnknownSequenceError`).
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -52,7 +53,6 @@ class TransactionalProducer:
         "client_epoch", "client_producer_id", "following", "has_batches", "is_incomplete",
         "is_partial", "is_recovered", "is_staging", "is_version_2", "offsets", "offsets_until_ns",
         "owner", "producer_epoch", "producer_id", "sequences", "timeout_ms", "user", "was_aborted",
-        "was_open",
     )  # fmt: skip
 
     def __init__(
@@ -75,8 +75,8 @@ class TransactionalProducer:
         """The client's next sequence, by partition; of version 1."""
         self.is_partial = False
         """True if the next sequence of partitions outside `following` is unknown; else 0."""
-        self.is_recovered = self.was_open = False
-        """The transaction began in an earlier process: see `restore`."""
+        self.is_recovered = False
+        """The transaction may have begun in an earlier process: see `restore`."""
         self.offsets = TransactionOffsets()
         """Those that the coordinator has acknowledged."""
         self.is_staging = False
@@ -94,7 +94,7 @@ class TransactionalProducer:
     def begin(self, producer_id: int, producer_epoch: int) -> None:
         """Go on to the next transaction."""
         self.following, self.is_partial = self._certain()
-        self.is_recovered = self.was_open = False
+        self.is_recovered = False
         self.producer_id, self.producer_epoch = producer_id, producer_epoch
         self.has_batches = self.was_aborted = self.is_incomplete = False
         self.sequences.clear()
@@ -144,16 +144,18 @@ class TransactionalProducer:
         """The sequences that follow this transaction, and whether those of other partitions are
         unknown: an earlier process may have had batches of them.
         """
-        if not (self.is_recovered and self.was_open):
+        if not self.is_recovered:
             return self.following, self.is_partial
         seen = {place: at for place, at in self.following.items() if place in self.sequences}
         return seen, True
 
-    def restore(self, text: str, identity: tuple[int, int], *, was_open: bool) -> bool:
-        """Take up what an earlier process has left. `was_open`: the transaction has batches. False:
-        `identity` is another owner's.
+    def restore(self, text: str, identity: tuple[int, int]) -> bool:
+        """Take up what an earlier process has left. False: `identity` is another owner's.
+
+        The transaction counts as one with batches. Nobody can say that it has none: workers report
+        an open transaction to the coordinator only when it is some time old.
         """
-        self.is_recovered, self.was_open, self.has_batches = True, was_open, was_open
+        self.is_recovered = self.has_batches = True
         if text == TOO_MUCH:
             self.is_incomplete = self.is_partial = True
         elif text:
@@ -168,12 +170,12 @@ class TransactionalProducer:
     # ---- batches ---------------------------------------------------------------------------------
 
     def translate(
-        self, partition: Partition, records: Readable, *, is_decided: bool
+        self, partition: Partition, records: Readable, is_decided: Callable[[], bool]
     ) -> bytes | memoryview | bytearray:
         """Write the producer id, epoch and sequences of the appliance into record batches. Batches
         that are malformed, or of another producer, stay as they are, and are refused as such.
-        `is_decided`: the partition's log has nothing of an open transaction, so none of these
-        batches has been acknowledged. Raises UnknownSequenceError.
+        `is_decided`: True if the partition's log has nothing of an open transaction, so none of
+        these batches has been acknowledged. Raises UnknownSequenceError.
         """
         self.has_batches = True
         if self.is_version_2:
@@ -183,7 +185,7 @@ class TransactionalProducer:
         ):  # fmt: skip
             return records
         if self.is_recovered and self.is_partial and partition not in self.following:
-            if not is_decided:
+            if not is_decided():
                 raise UnknownSequenceError
             if len(records) >= layout.HEADER_BYTES:
                 self.following[partition] = layout.read_kafka_header(records, 0).base_sequence

@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from netfront.kafka.apis.call import Call, RefusedError
@@ -201,11 +202,9 @@ def _convert(
                 continue
             records = data["records"] or b""
             if writer is not None:
-                is_decided = call.services.front.log_bounds.is_decided(route)
+                is_decided = partial(call.services.front.log_bounds.is_decided, route)
                 try:
-                    records = writer.translate(
-                        (route.topic_id, index), records, is_decided=is_decided
-                    )
+                    records = writer.translate((route.topic_id, index), records, is_decided)
                 except UnknownSequenceError:
                     entry.update(
                         error_code=KafkaError.UNKNOWN_PRODUCER_ID,

@@ -56,7 +56,7 @@ def _recover(call: Call, name: str, identity: tuple[int, int], since: int) -> St
         found["producer_id"], found["producer_epoch"], found["owner"], found["timeout_ms"],
         call.user,
     )  # fmt: skip
-    if not producer.restore(found["staged"], identity, was_open=found["state"] != "empty"):
+    if not producer.restore(found["staged"], identity):
         raise RefusedError(fenced(call.version, since))
     if call.user:  # the coordinator compares the user if it is asked for an owner
         asked = {"transactional_id": name, "owner": found["owner"]}
