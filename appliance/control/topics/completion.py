@@ -6,6 +6,7 @@ Invariants:
 - A change of a topic with hash slots is over when the end of each log that gave slots away is
   known.
 - A change that the catalog refuses to note is late, and noted later.
+- Whoever sees a topic has been told of its delay log before.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from appliance.catalog.catalog import Catalog, PartitionRow, Topic
+from appliance.catalog.catalog import Catalog, PartitionRow, Topic, delay_log_of
 from appliance.control.publishing.metadata_publisher import MetadataPublisher
 from appliance.control.request_fields import shown_text
 from appliance.control.topics.bin import TopicBin
@@ -68,6 +69,10 @@ class Completion:
         for row in topic.partitions:
             state = self._publisher.table(row).read(row.slot)
             if state.applied_version < topic.version or state.topic_id != topic.topic_id:
+                return False
+        if topic.state != "deleting":
+            delay_log = delay_log_of(topic, self._topics)
+            if delay_log is not None and delay_log.state not in ("active", "deleting"):
                 return False
         return topic.state == "deleting" or not any(
             self._publisher.table(row).read(row.slot).state is SlotState.UNREADABLE

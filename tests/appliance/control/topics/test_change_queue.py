@@ -55,6 +55,8 @@ class World:
     """
 
     def __init__(self, directory: pathlib.Path) -> None:
+        self.shown: list[str] = []
+        """Names of the topics that readers were told of, in order."""
         self.catalog = Catalog(f"{directory}/coordinator.db", 2000)
         self.catalog.slots.register([("a", "/a")])
         self.topics: dict[str, Topic] = {}
@@ -90,12 +92,14 @@ class World:
     ) -> None:
         self.answers.append((code, orjson.loads(body)))
 
+    def publish_to_readers(self, topic: Topic) -> None:
+        self.shown.append(topic.name)
+
     def __getattr__(self, name: str) -> Any:
         if name == "placement":
             return self
         assert name in (
             "publish_to_workers",
-            "publish_to_readers",
             "assign",
             "release",
             "lacks_memory",
@@ -415,3 +419,15 @@ def test_a_topic_that_comes_back_counts_against_the_quotas_of_its_prefix(
         assert result["code"] == ErrorCode.QUOTA_EXCEEDED
     world.decisions.quotas = ["prefix=mine. topics_max=2", "prefix=mine. partitions_max=3"]
     assert world.decisions.undelete(entry, validate_only=True) == []
+
+
+def test_who_is_shown_a_topic_knows_its_delay_log_already(tmp_path: pathlib.Path) -> None:
+    """Otherwise a client that meets the topic in between is told that it takes no delays."""
+    world = World(tmp_path)
+    configs = {"delay.enabled": True}
+    assert world.change(Api.CREATE_TOPICS, {"name": "orders", "configs": configs})["code"] == 0
+    assert world.shown == ["orders@delay", "orders"]
+    del world.shown[:]
+    assert world.change(Api.ALTER_TOPICS, {"name": "orders", "partitions": 2})["code"] == 0
+    assert world.shown == ["orders@delay", "orders"]
+    assert {topic.state for topic in world.topics.values()} == {"active"}
