@@ -19,9 +19,12 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tailrace.kernel.reference_keys import TAGS_END, keyed_rows
+
+if TYPE_CHECKING:
+    from tailrace.kernel import BatchShape
 
 SLOT_BYTES = 24
 """Bytes of a slot of the compiled table."""
@@ -64,22 +67,61 @@ class KeyOffsets:
         offsets: Any,
         low: int = 0,
         high: int = TAGS_END,
+        superseded: Any = None,
+        base: int = 0,
     ) -> int:
         """Raise each row's key to the row's offset (int64, one for each row). Rows without a key,
         or with a tag outside `low` to `high - 1`, are passed over. Returns how many rows were
         handled: fewer than `count` if there is no room.
+
+        `superseded`: bits of the offsets from `base` on, the lowest of a byte first. The bit of
+        each offset is set that another one of the same key exceeds; offsets without a bit are
+        left out.
 
         Rows are `start` to `start + count - 1` of an Arrow column: its validity bits (or None), its
         32-bit offsets (None: each key has `width` bytes) and its data. Raises ValueError for rows
         outside these buffers.
         """
         numbers = _offsets_of(offsets, count)
+        bits = memoryview(b"" if superseded is None else superseded).cast("B")
         for row, key in self._keys(validity, ends, data, start, count, width, low, high):
-            known = self._last.get(key)
+            known, number = self._last.get(key), numbers[row]
             if known is None and not self.room:
                 return row
-            self._last[key] = numbers[row] if known is None else max(known, numbers[row])
+            self._last[key] = number if known is None else max(known, number)
+            if known is not None and known != number:
+                older = min(known, number) - base
+                if 0 <= older < len(bits) * 8:
+                    bits[older >> 3] |= 1 << (older & 7)
         return count
+
+    def put_stored(
+        self,
+        data: Any,
+        position: int,
+        seed: int,
+        following: int,
+        end: int,
+        shape: BatchShape,
+        key_node: int,
+        schema_id: int,
+        superseded: Any,
+        base: int,
+        low: int = 0,
+        high: int = TAGS_END,
+    ) -> tuple[int, int]:
+        """`put` the keys of the stored batches of one segment from `position` in `data` on, up to
+        the first that has no room, or needs the general way. Returns where that begins, and its
+        offset.
+
+        `following` is the first batch's offset, `end` that of the segment's end. `key_node` is the
+        node of the column with keys in `shape`, the schema of the batches. Batches of another
+        schema are left, if `schema_id` is not -1. The compiled function takes plain batches that
+        lie in `data` as a whole, uncompressed and of no transaction. It has verified both
+        checksums and the structure of each that it takes. Raises ValueError for offsets of keys
+        outside their data. This one takes none.
+        """
+        return position, following
 
     def mark_latest(
         self,

@@ -75,8 +75,8 @@ class CleaningPass:
         """
         job = self._job
         segments = [segment for run in job.runs for segment in run]
-        superseded = Superseded(job.key_column, segments, job.dedupe_bytes)
-        yield from superseded.find(self._reader.read)
+        superseded = Superseded(self._reader, job.key_column, segments, job.dedupe_bytes)
+        yield from superseded.find()
         for run in job.runs:
             yield from self._clean(run, superseded)
         self.report = self.report._replace(state=DONE)
@@ -105,7 +105,7 @@ class CleaningPass:
         )  # fmt: skip
         last_append_us = 0
         for segment in run:
-            for source in self._reader.read(segment):
+            for source in self._reader.read(segment, superseded.is_superseded):
                 if source.rows.num_rows and source.rows.schema != schema:
                     raise UnreadableError(
                         f"{job.directory}: offset {source.header.base_offset} has schema "
@@ -123,9 +123,9 @@ class CleaningPass:
                 written = made.size - before
                 self._count(
                     bytes_in=source.byte_count, bytes_out=written,
-                    records_in=len(source.offsets), records_out=len(offsets),
+                    records_in=source.record_count, records_out=len(offsets),
                 )  # fmt: skip
-                yield source.byte_count + written
+                yield source.bytes_read + written
         before = made.size
         merged.flush()
         done = made.finish(last_append_us)

@@ -73,7 +73,7 @@ class PlainBatches:
             nodes = read_schema(message).nodes
             self._time_node = [each.top_level and each.name for each in nodes].index(TIMESTAMP)
         self._headers: list[BatchHeader] = []
-        self._pieces: list[bytes] = []
+        self._pieces: list[memoryview] = []
         self._bytes = 0
         self._codec = "none"
         self._rows: pa.RecordBatch | None = None
@@ -83,13 +83,13 @@ class PlainBatches:
         self._start = 0
         self._last: BatchHeader | None = None
 
-    def can_take(self, data: bytes) -> bool:
+    def can_take(self, data: memoryview) -> bool:
         """False if rows of a batch have the time of its header beside rows that have their own, in
         a column that is the producer's.
         """
         return self._time_node < 0 or not null_count_of(data, self._time_node)
 
-    def add(self, header: BatchHeader, data: bytes) -> None:
+    def add(self, header: BatchHeader, data: memoryview) -> None:
         """Add the next batch. Raises UnreadableError, OSError."""
         if self._last is not None and not self._can_follow(self._last, header):
             self.flush()

@@ -1,73 +1,97 @@
 """Superseded records: finds, with bounded memory, the records whose key has a later one.
 
-    pass over the dirty segments     key -> last offset, in a table of fixed size (`KeyOffsets`)
+    pass over the dirty segments     key -> last offset, in a table of fixed size (`KeyOffsets`);
+                                     a bit for each offset that a later one of its key exceeds
     the table is full                half the range of hashes, from the beginning of the pass
-    one range has all keys           rows are looked up in the table while segments are written
-    several ranges                   after each, one bit is set for each superseded record; later
+    one range has all keys           rows of cleaned segments are looked up in the table
+    several ranges                   after each, the bits of cleaned segments are set, too; later
                                      ranges take the same table
 
 Owner: one pass of the cleaner.
 
 Invariants:
 - Records of aborted transactions supersede nothing, and records without a key are never superseded.
-- The memory is the table's, and with several ranges one bit for each offset of the pass.
+- Table and bits take what is configured. Bits that would take over a fourth of it are left out, and
+  every row is looked up. Several ranges need one bit for each offset of the pass, beside the table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from tailrace.format.record_batch.arrow_metadata import read_schema
 from tailrace.kernel import KeyOffsets
+from tailrace.kernel.batch_shape import shape_of
 from tailrace.kernel.reference_keys import TAGS_END
 from tailrace.kernel.reference_offsets import SLOT_BYTES
-from workers.clean.sources import Offsets, Source
+from workers.clean.offset_bits import Flags, OffsetBits
+from workers.clean.sources import Offsets, Source, SourceReader
 from workers.segment.cleaning_job import JobSegment
 
 SLOTS_MIN = 1024
-Read = Callable[[JobSegment], Iterator[Source]]
-Kept = np.ndarray[Any, np.dtype[np.uint8]]
+BITS_PART = 4
 
 
 class Superseded:
     """The superseded records of a part of a log."""
 
-    def __init__(self, key_column: str, segments: list[JobSegment], dedupe_bytes: int) -> None:
+    def __init__(
+        self,
+        reader: SourceReader,
+        key_column: str,
+        segments: list[JobSegment],
+        dedupe_bytes: int,
+    ) -> None:
         """`key_column`: the column with the keys."""
+        self._reader = reader
         self._key_column = key_column
         self._segments = segments
-        self._dedupe_bytes = dedupe_bytes
+        dirty = [each for each in segments if not each.is_cleaned]
+        start = dirty[0].base if dirty else segments[-1].end
+        bit_bytes = (segments[-1].end - start) // 8
+        self._bits: OffsetBits | None = None
+        """For those of the dirty segments, or after several ranges of all."""
+        if bit_bytes <= dedupe_bytes // BITS_PART:
+            self._bits = OffsetBits(segments[0].base, start, segments[-1].end)
+            dedupe_bytes -= bit_bytes
+        self._puts_bits = self._bits is not None
+        rows = sum(each.end - each.base for each in dirty)
+        self._slots = min(max(SLOTS_MIN, rows * 4 // 3), max(2, dedupe_bytes // SLOT_BYTES))
         self._table: KeyOffsets | None = None
         """The keys of all hashes, if they have room."""
-        self._bits: Kept | None = None
+        self._shapes = {
+            number: (shape_of(layout), node)
+            for number, layout in (
+                (number, read_schema(bytes(schema.serialize())))
+                for number, schema in reader.schemas.items()
+            )
+            for node, of in enumerate(layout.nodes)
+            if of.top_level and of.name == key_column
+        }
+        self._only_shape = (
+            next(iter(self._shapes.values()))
+            if len(reader.schemas) == len(self._shapes) == 1
+            else None
+        )
         self.range_count = 0
         """Number of ranges of hashes that were needed."""
 
-    def find(self, read: Read) -> Iterator[int]:
-        """Read the keys. Yields the bytes read, after each batch."""
-        rows = sum(
-            segment.end - segment.base for segment in self._segments if not segment.is_cleaned
-        )
-        slots = min(max(SLOTS_MIN, rows * 4 // 3), max(2, self._dedupe_bytes // SLOT_BYTES))
-        table = KeyOffsets(slots)
+    # ---- finding ---------------------------------------------------------------------------------
+
+    def find(self) -> Iterator[int]:
+        """Read the keys. Yields the bytes read, after some batches. Raises UnreadableError,
+        OSError.
+        """
+        table = KeyOffsets(self._slots)
         low, width = 0, TAGS_END
         while low < TAGS_END:
             high = min(low + width, TAGS_END)
-            is_full = False
-            for segment in self._segments:
-                if segment.is_cleaned:
-                    continue
-                for source in read(segment):
-                    is_full = not self._put(table, source, low, high) and high - low > 1
-                    yield source.byte_count
-                    if is_full:
-                        break
-                if is_full:
-                    break
-            if is_full:
+            if not (yield from self._put_all(table, low, high)):
                 width //= 2
                 table.clear()
                 continue
@@ -75,41 +99,97 @@ class Superseded:
             if width == TAGS_END:
                 self._table = table
                 return
-            for segment in self._segments:
-                for source in read(segment):
-                    self._note(table, source, low, high)
-                    yield source.byte_count
+            yield from self._note_all(table, low, high)
             table.clear()
             low = high
+
+    def _put_all(self, table: KeyOffsets, low: int, high: int) -> Generator[int, None, bool]:
+        """Put the keys of the dirty segments. Returns False if there is no room."""
+        for segment in self._segments:
+            if segment.is_cleaned:
+                continue
+            put_stored = partial(self._put_stored, table, segment, low, high)
+            for found in self._reader.read_keys(segment, put_stored):
+                if isinstance(found, int):
+                    yield found
+                    continue
+                is_full = not self._put(table, found, low, high) and high - low > 1
+                yield found.byte_count
+                if is_full:
+                    return False
+        return True
+
+    def _put_stored(
+        self,
+        table: KeyOffsets,
+        segment: JobSegment,
+        low: int,
+        high: int,
+        data: memoryview,
+        at: int,
+        following: int,
+    ) -> tuple[int, int]:
+        """Put the keys of the plain batches at a place, as far as they have room. Returns where
+        the others begin, and their offset.
+        """
+        shape = self._shapes.get(segment.schema_id) or self._only_shape
+        if shape is None:
+            return at, following
+        of, key_node = shape
+        schema_id = segment.schema_id if len(self._shapes) > 1 else -1
+        return table.put_stored(
+            data, at, self._reader.seed, following, segment.end, of, key_node, schema_id,
+            *self._bit_memory(), low, high,
+        )  # fmt: skip
 
     def _put(self, table: KeyOffsets, source: Source, low: int, high: int) -> bool:
         """Put the keys of a batch; False if there is no room."""
         count = len(source.offsets)
         if not count:
             return True
-        return table.put(*_cells(self._column(source)), source.offsets, low, high) == count
+        cells = _cells(self._column(source))
+        return table.put(*cells, source.offsets, low, high, *self._bit_memory()) == count
 
-    def _note(self, table: KeyOffsets, source: Source, low: int, high: int) -> None:
-        kept = np.ones(len(source.offsets), np.uint8)
-        table.mark_latest(*_cells(self._column(source)), source.offsets, kept, low, high)
-        start, end = self._segments[0].base, self._segments[-1].end
+    def _bit_memory(self) -> tuple[bytearray | None, int]:
+        """Where `put` sets bits."""
+        bits = self._bits
+        return (bits.data, bits.base) if bits is not None else (None, 0)
+
+    def _note_all(self, table: KeyOffsets, low: int, high: int) -> Iterator[int]:
+        """Set the bits of what a range of hashes supersedes, where `put` has not done so."""
+        first = self._segments[0].base
         if self._bits is None:
-            self._bits = np.zeros((end - start + 7) // 8, np.uint8)
-        places = source.offsets[kept == 0] - start
-        np.bitwise_or.at(self._bits, places >> 3, np.left_shift(1, places & 7).astype(np.uint8))
+            self._bits = OffsetBits(first, first, self._segments[-1].end)
+        elif self._bits.start > first:
+            self._bits.reach_down(first)
+        for segment in self._segments:
+            if self._puts_bits and not segment.is_cleaned:
+                continue
+            for source in self._reader.read(segment):
+                kept = np.ones(len(source.offsets), np.uint8)
+                cells = _cells(self._column(source))
+                table.mark_latest(*cells, source.offsets, kept, low, high)
+                self._bits.set(source.offsets[kept == 0])
+                yield source.byte_count
 
-    def kept(self, source: Source) -> Kept:
+    # ---- what was found --------------------------------------------------------------------------
+
+    def kept(self, source: Source) -> Flags:
         """1 for each row of a batch that is not superseded, else 0."""
-        kept = np.ones(len(source.offsets), np.uint8)
-        if not len(kept):
-            return kept
-        if self._table is not None:
-            table = self._table
-            table.mark_latest(*_cells(self._column(source)), source.offsets, kept)
-        elif self._bits is not None:
-            places = source.offsets - self._segments[0].base
-            kept = (~(self._bits[places >> 3] >> (places & 7)) & 1).astype(np.uint8)
+        offsets = source.offsets
+        if not len(offsets):
+            return np.ones(0, np.uint8)
+        table = self._table
+        if self._bits is not None and (table is None or not source.header.is_sparse):
+            return self._bits.unset(offsets)
+        kept = np.ones(len(offsets), np.uint8)
+        if table is not None:
+            table.mark_latest(*_cells(self._column(source)), offsets, kept)
         return kept
+
+    def is_superseded(self, start: int, end: int) -> bool:
+        """True if all offsets of a range are known to be those of superseded records."""
+        return self._bits is not None and self._bits.are_set(start, end)
 
     def _column(self, source: Source) -> pa.Array:
         return source.rows.column(self._key_column)

@@ -12,8 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace import kernel
+from tailrace.batch import arrow_codec
+from tailrace.format.record_batch.arrow_metadata import read_schema
+from tailrace.format.record_batch.batch_header import (
+    HEADER_BYTES,
+    header_position,
+    verify_batch,
+)
+from tailrace.format.record_batch.header_stamps import seal_header
+from tailrace.format.schema import DEFAULT_SCHEMA
 from tailrace.kernel import reference_offsets
+from tailrace.kernel.reference_arrow import default_rows
 from tailrace.kernel.reference_keys import TAGS_END
+from tests.kit.batches import SEED
 
 NATIVE = kernel.load_compiled()
 KINDS: list[Any] = [
@@ -153,3 +164,107 @@ def test_a_secret_decides_which_keys_come_first(kind: Any) -> None:
         put(table, keys, list(range(64)), 0, 1 << 31)
         halves.append([n == 0 for n in latest(table, keys, [-1] * 64)])
     assert halves[0] != halves[1]
+
+
+@every_kind
+@given(COLUMNS, st.integers(0, 30))
+def test_put_marks_the_offsets_that_later_ones_of_their_keys_exceed(
+    kind: Any, columns: list[list[bytes | None]], base: int
+) -> None:
+    """Offsets before the first bit, and behind the last, have none."""
+    table, model, superseded = kind(1024, SECRET), dict[bytes, int](), set[int]()
+    bits, at = bytearray(16), 10
+    for keys in columns:
+        offsets = list(range(at, at + 2 * len(keys), 2))
+        at += 2 * len(keys) + 1
+        buffers = pa.array(keys, pa.binary()).buffers()
+        table.put(
+            buffers[0], buffers[1], buffers[2], 0, len(keys), 0, np.array(offsets, np.int64), 0,
+            TAGS_END, bits, base,
+        )  # fmt: skip
+        for key, offset in zip(keys, offsets, strict=True):
+            if key is not None and key in model:
+                superseded.add(model[key])
+            if key is not None:
+                model[key] = offset
+    marked = {n + base for n in range(128) if bits[n >> 3] >> (n & 7) & 1}
+    assert marked == {offset for offset in superseded if base <= offset < base + 128}
+
+
+def stored(keys: list[bytes | None], base: int, **fields: Any) -> bytes:
+    """A batch as a segment has it."""
+    rows = default_rows([1] * len(keys), keys, [b"value"] * len(keys), None)
+    compression = fields.pop("compression", "none")
+    batch = arrow_codec.encode(
+        rows, schema_id=3, seed=SEED, compression=compression, first_timestamp_us=1,
+        max_timestamp_us=1,
+    )  # fmt: skip
+    header = verify_batch(memoryview(batch), SEED)
+    crc = fields.pop("header_crc32c", None)
+    for name, value in {"base_offset": base, **fields}.items():
+        setattr(header, name, value)
+    position = header_position(batch)
+    batch[position : position + HEADER_BYTES] = header.to_bytes()
+    if crc is None:
+        seal_header(memoryview(batch), position, 0, SEED)
+    return bytes(batch)
+
+
+native_only = pytest.mark.skipif(NATIVE is None, reason="nothing is compiled here")
+SHAPE_NODE = 1
+
+
+def put_stored(table: Any, data: bytes, following: int, end: int = 1 << 40, **more: Any) -> Any:
+    assert NATIVE is not None
+    shape = NATIVE.BatchShape(read_schema(bytes(DEFAULT_SCHEMA.serialize())))
+    return table.put_stored(
+        data, more.pop("position", 0), SEED, following, end, shape, SHAPE_NODE,
+        more.pop("schema_id", -1), more.pop("bits", None), 0,
+    )  # fmt: skip
+
+
+@native_only
+@given(COLUMNS)
+def test_keys_of_stored_batches_are_put_as_those_of_their_columns(
+    columns: list[list[bytes | None]],
+) -> None:
+    assert NATIVE is not None
+    table, other = NATIVE.KeyOffsets(1024, SECRET), NATIVE.KeyOffsets(1024, SECRET)
+    bits, expected = bytearray(100), bytearray(100)
+    data, following = b"", 40
+    for keys in filter(None, columns):
+        data += stored(keys, following)
+        buffers = pa.array(keys, pa.binary()).buffers()
+        offsets = np.arange(following, following + len(keys))
+        other.put(
+            buffers[0], buffers[1], buffers[2], 0, len(keys), 0, offsets, 0, TAGS_END, expected, 0
+        )
+        following += len(keys)
+    assert put_stored(table, data, 40, bits=bits) == (len(data), following)
+    assert (len(table), bits) == (len(other), expected)
+
+
+@native_only
+def test_stored_batches_are_put_up_to_the_first_that_needs_the_general_way() -> None:
+    assert NATIVE is not None
+    first, plain = stored([b"a", b"b"], 7), stored([b"c"], 9)
+    flipped = bytearray(plain)
+    flipped[-20] ^= 1
+    others = [
+        b"", plain[:-8], plain[:40], bytes(flipped), stored([b"c"], 10),
+        stored([b"c"], 9, compression="lz4"), stored([b"c"], 9, header_crc32c=1),
+        stored([b"c"], 9, attributes=1, producer_id=1 << 62), b"\xff\xff\xff\xff\0\0\0\0",
+    ]  # fmt: skip
+    for other in others:
+        table = NATIVE.KeyOffsets(64, SECRET)
+        assert put_stored(table, first + other, 7) == (len(first), 9), other
+        assert len(table) == 2
+    table = NATIVE.KeyOffsets(64, SECRET)
+    assert put_stored(table, first + plain, 7, end=9) == (len(first), 9)
+    assert put_stored(table, first + plain, 9, position=len(first)) == (len(first + plain), 10)
+    assert put_stored(table, first, 7, schema_id=3) == (len(first), 9)
+    assert put_stored(table, first, 7, schema_id=4) == (0, 7)
+    assert put_stored(NATIVE.KeyOffsets(2, SECRET), first, 7) == (0, 7), "there is no room"
+    with pytest.raises(ValueError, match="position"):
+        put_stored(table, first, 7, position=-1)
+    assert put_stored(table, first, 7, position=1 << 40) == (1 << 40, 7)
