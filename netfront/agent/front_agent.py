@@ -107,6 +107,7 @@ class Front:
         close_removed: Callable[[], bool] | None = None,
         fronts: int = 1,
         quotas: Sequence[str] = (),
+        decisions: Callable[[], tuple[int, int]] = lambda: (0, 0),
         gate: Gate | None = None,
         audit: dict[str, Any] | None = None,
     ) -> None:
@@ -114,7 +115,8 @@ class Front:
 
         `close_removed`: see `PartitionFiles.close_removed`. `clock` measures; its
         wall time is that of append times. `fronts`: of the appliance. `quotas`: texts of
-        their rules. `audit`: settings of the audit log; None: there is none.
+        their rules. `decisions`: see `MetadataService`. `audit`: settings of the audit log;
+        None: there is none.
         """
         self._front_count = fronts
         self._quotas: QuotaService | None = None
@@ -157,7 +159,7 @@ class Front:
         )  # fmt: skip
         self._fetches = self._fetch_requests.service
         self._metadata_service = MetadataService(
-            routing, reader, front_ports, self._fetches.fetched
+            routing, reader, front_ports, self._fetches.fetched, decisions
         )
         if gate is not None:
             self._metadata_service.tokens = gate.tokens

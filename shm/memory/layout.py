@@ -317,6 +317,12 @@ class ProcessWord(IntEnum):
     """Flusher: the number of the job that its cleaner has to do, 0 if there is none (see
     `workers.segment.cleaning_job`).
     """
+    DECIDED = 33
+    """Groups: ordinal of the newest transaction decision that is durable, over all generations."""
+    CARRIED_OUT = 34
+    """Groups: ordinal up to which every worker has carried out the decisions, as far as it has
+    reported.
+    """
     CLEANING_JOBS = 38
     """Flusher: number of jobs made, over all generations."""
     CLEANING_REPORTS = 33

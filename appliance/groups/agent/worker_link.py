@@ -202,10 +202,18 @@ class WorkerLink:
 class WorkerLinks:
     """All workers: `appliance.groups.transactions.decisions.workers.Workers`."""
 
-    def __init__(self, links: Sequence[WorkerLink], request: Callable[[], None]) -> None:
-        """`request`: asks the supervisor for lanes and the controller for producer ids."""
+    def __init__(
+        self,
+        links: Sequence[WorkerLink],
+        request: Callable[[], None],
+        show_progress: Callable[[int, int], None],
+    ) -> None:
+        """`request`: asks the supervisor for lanes and the controller for producer ids.
+        `show_progress`: see `Workers`.
+        """
         self._links = list(links)
         self._request = request
+        self.show_progress = show_progress
         self._is_requested = False
         self._now_ns = 0
         self._counted: list[WorkerLink] = []

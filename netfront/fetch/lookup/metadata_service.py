@@ -56,9 +56,13 @@ class MetadataService:
         reader: LogReader,
         front_ports: Callable[[], list[int]],
         fetched: Mapping[int, list[int]],
+        decisions: Callable[[], tuple[int, int]],
     ) -> None:
-        """`fetched` has [offsets, bytes] that this front has sent to readers, by slot."""
+        """`fetched` has [offsets, bytes] that this front has sent to readers, by slot. `decisions`:
+        the newest decision about a transaction, and up to which they are carried out.
+        """
         self._fetched = fetched
+        self._decisions = decisions
         self._routing = routing
         self._reader = reader
         self._times: TimestampLookup | None = None
@@ -138,16 +142,25 @@ class MetadataService:
         self, body: bytes, answer: Callable[[bytes], None], principal: Principal | None = None
     ) -> Iterator[int]:
         """Return the offsets of partitions, in the order of the request, as far as `principal` may
-        describe them.
+        describe them. Where open transactions hold back an end of committed records, the progress
+        of the decisions is added: some of these transactions may be committed already.
         """
         requested = lookup_messages.decode_list_offsets(body)
+        decided, carried_out = self._decisions()  # before the ends are read
         yield len(body) // _BYTES_PER_UNIT + 1
         pieces = []
+        ends_early = False
         for item in requested:
             is_visible = principal is None or principal.may("describe", "topic", item.topic)
             found = yield from self._offset_of(item, is_visible)
+            ends_early = ends_early or (
+                item.at != "earliest" and found.get("end", 0) < found.get("high_watermark", 0)
+            )
             pieces.append(orjson.dumps(found))
-        answer(b'{"offsets":[' + b",".join(pieces) + b"]}")
+        progress = b',"decided":%d,"carried_out":%d' % (decided, carried_out)
+        answer(
+            b'{"offsets":[' + b",".join(pieces) + b"]" + (progress if ends_early else b"") + b"}"
+        )
 
     def _time_search(self) -> TimestampLookup:
         """Return the timestamp search.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tailrace.client.connections.steps import Call as StepsCall
-from tailrace.client.connections.steps import Steps
+from tailrace.client.connections.steps import Steps, Wait, Wakeup
 from tailrace.core.error_codes import ErrorCode, code_of
 from tailrace.core.errors import InvalidRequestError, RequestTimeoutError, error_for
 from tailrace.core.topic_partition import TopicPartition
@@ -16,6 +16,9 @@ from tailrace.protocol.frame import Api
 
 OFFSETS_AT_ONCE = 1_024
 RETRY_INTERVAL_S = 0.05
+CARRIED_OUT_MAX_NS = 1_000_000_000
+"""Longest wait for the markers of a committed transaction: a partition may be offline."""
+CARRIED_OUT_INTERVAL_NS = 1_000_000
 Call = Callable[[Api, dict[str, Any]], dict[str, Any]]
 """A blocking request: (API, JSON) -> JSON."""
 LOG_END = "log_end"
@@ -32,7 +35,11 @@ def list_offsets(
     requested: Iterable[tuple[TopicPartition, At]],
     isolation_level: str = READ_COMMITTED,
 ) -> Steps[dict[TopicPartition, dict[str, Any]]]:
-    """The LIST_OFFSETS entry of each partition. An entry may have an error (see `offset_in`)."""
+    """The LIST_OFFSETS entry of each partition. An entry may have an error (see `offset_in`).
+
+    The end of committed records lies behind all transactions that were committed before: a commit
+    returns when it is durable, and its markers are in the partitions milliseconds later.
+    """
     asked = dict(requested)
     if LOG_END in asked.values():
         asked, isolation_level = dict.fromkeys(asked, "latest"), READ_UNCOMMITTED
@@ -42,9 +49,15 @@ def list_offsets(
     ]
     found: dict[TopicPartition, dict[str, Any]] = {}
     for start in range(0, len(items), OFFSETS_AT_ONCE):
-        answer = yield from call(
-            Api.LIST_OFFSETS, {"partitions": items[start : start + OFFSETS_AT_ONCE], **isolation}
-        )
+        request = {"partitions": items[start : start + OFFSETS_AT_ONCE], **isolation}
+        answer = yield from call(Api.LIST_OFFSETS, request)
+        decided, begin_ns = answer.get("decided", 0), time.monotonic_ns()
+        while answer.get("carried_out", decided) < decided:
+            now_ns = time.monotonic_ns()
+            if now_ns - begin_ns >= CARRIED_OUT_MAX_NS:
+                break
+            yield Wait(now_ns + CARRIED_OUT_INTERVAL_NS, Wakeup())
+            answer = yield from call(Api.LIST_OFFSETS, request)
         found.update(
             (TopicPartition(item["topic"], item["partition"]), item) for item in answer["offsets"]
         )

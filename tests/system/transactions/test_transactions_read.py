@@ -5,15 +5,21 @@ reading.
 from __future__ import annotations
 
 import asyncio
+import os
 import pathlib
+import signal
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pyarrow.parquet as pq
+import pytest
 
 import tailrace
 from tailrace import Consumer, Producer, TopicPartition
 from tailrace.aio import AsyncConsumer
+from tailrace.client.topics import list_offsets
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.cli import run
+from tests.kit.processes import HANG_LIMIT_S, children
 from tests.kit.transactional.committed_topics import ROUNDS, fill
 
 
@@ -114,3 +120,33 @@ def test_an_asyncio_consumer_has_both_isolation_levels(
     everything = asyncio.run(read("read_uncommitted", 4 * ROUNDS))
     assert len(everything) == 4 * ROUNDS
     assert [value for value in everything if value in model] == model
+
+
+def test_a_reader_that_reads_once_sees_all_that_was_committed_before_it_began(
+    topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit is durable, and its marker is not: the flusher stands still."""
+    monkeypatch.setattr(list_offsets, "CARRIED_OUT_MAX_NS", HANG_LIMIT_S * 1_000_000_000)
+    key = TopicPartition(topic, 0)
+    with (
+        tailrace.embedded() as running,
+        Producer(running.address, transactional_id=topic) as producer,
+        ThreadPoolExecutor() as pool,
+        Consumer(bootstrap=running.address) as consumer,
+    ):
+        for value in (b"first", b"second"):
+            with producer.transaction():
+                producer.send(topic, value, partition=0).result(HANG_LIMIT_S)
+                if value == b"second":
+                    flusher = children(running)["tr-flusher-0"]
+                    os.kill(flusher, signal.SIGSTOP)
+        try:
+            ends = pool.submit(consumer.end_offsets, [key])
+            scanned = pool.submit(lambda: tailrace.scan(topic, running.address).read_all())
+            wait([ends, scanned], timeout=0.3)  # so long it may go wrong
+            assert not ends.done()
+            assert not scanned.done()
+        finally:
+            os.kill(flusher, signal.SIGCONT)
+        assert scanned.result(HANG_LIMIT_S)["value"].to_pylist() == [b"first", b"second"]
+        assert ends.result(HANG_LIMIT_S)[key] > 3, "each transaction has a marker"

@@ -85,6 +85,8 @@ class Delivery:
         self._answered: list[ProducerEpoch] = []
         """Transactions of `_asked` whose answer this step has staged."""
         self._has_progress = False
+        self._decided = 0
+        """The newest durable decision of this process."""
 
     def ask(self, epochs: Sequence[ProducerEpoch]) -> None:
         """Answer these with the next commit."""
@@ -129,12 +131,14 @@ class Delivery:
         if decided:
             self._workers.send(joined(one.content for one in decided))
             self._has_progress = True
+            self._decided = max(one.ordinal for one in decided)
         if self._workers.is_feed_due():
             self._workers.feed([*joined(self._feed()), *self._table.packed.messages()])
         if not self._has_progress:
             return []
         self._has_progress = False
         through, unfinished = self._workers.settled_through(), self._workers.unfinished()
+        self._workers.show_progress(self._decided, through)
         self._hanging.settled(through, unfinished)
         return self._finish(self._log.take_done(through, unfinished, now_ns))
 

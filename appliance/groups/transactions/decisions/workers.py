@@ -27,6 +27,9 @@ class Workers(Protocol):
     def settled_through(self) -> int:
         """The ordinal up to which every worker has carried out the decisions."""
 
+    def show_progress(self, decided: int, carried_out: int) -> None:
+        """Show readers the newest durable decision, and up to which all are carried out."""
+
     def unfinished(self) -> Collection[int]:
         """Ordinals below that some worker has not finished."""
 

@@ -27,6 +27,7 @@ class Lanes:
         self.readers = [LaneReader(region) for region in to_it]
         self.writers = [LaneWriter(region) for region in from_it]
         self.requests = 0
+        self.shown: list[tuple[int, int]] = []
         self.links = WorkerLinks(
             [
                 WorkerLink(
@@ -39,6 +40,7 @@ class Lanes:
                 for index in range(2)
             ],
             self._request,
+            lambda decided, carried_out: self.shown.append((decided, carried_out)),
         )  # fmt: skip
         self.start(0, 1)
 

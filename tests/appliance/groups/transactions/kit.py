@@ -137,6 +137,7 @@ class FakeWorkers:
         self.workers = [Worker(f"worker-{index}") for index in range(count)]
         self.unfed = set(range(count))
         self.is_requested = False
+        self.shown: list[tuple[int, int]] = []
 
     def request(self) -> None:
         self.is_requested = True
@@ -160,6 +161,9 @@ class FakeWorkers:
 
     def settled_through(self) -> int:
         return min((worker.settled.ordinal for worker in self._counted()), default=0)
+
+    def show_progress(self, decided: int, carried_out: int) -> None:
+        self.shown.append((decided, carried_out))
 
     def unfinished(self) -> Collection[int]:
         return {one for worker in self._counted() for one in worker.settled.unfinished}

@@ -566,6 +566,24 @@ def test_rows_go_when_every_worker_is_done_and_never_while_one_is_unfinished(wor
     assert found["state"] == "committing"
 
 
+def test_readers_are_shown_a_decision_before_its_owner_and_that_it_is_carried_out_behind_all(
+    world: World,
+) -> None:
+    a = Owner(world)
+    a.write()
+    number = world.send(Api.END_TRANSACTION, **a.request())
+    world.step(DiskFullError("the disk is full"))
+    shown = [*world.workers.shown]
+    a.end()
+    assert number in world.answers
+    decided = world.numbers.last_ordinal
+    assert world.workers.shown[-1][0] == decided
+    assert world.workers.shown[-1][1] < decided
+    assert all(one[0] < decided for one in shown), "it was not durable"
+    world.settle()
+    assert world.workers.shown[-1] == (decided, decided)
+
+
 # ---- commits of the database that fail -----------------------------------------------------------
 
 
