@@ -45,6 +45,16 @@ class Owner:
         assert found["error_code"] == 0
         self.producer_id, self.epoch = found["producer_id"], found["producer_epoch"]
 
+    def go_on(self) -> int:
+        """Ask for the next epoch of the own one, as after an error; returns the error code."""
+        asked = {"transactional_id": self.name, "transaction_timeout_ms": MINUTE_MS,
+                 "producer_id": self.producer_id, "producer_epoch": self.epoch}  # fmt: skip
+        found = self.client.ask(INIT, 5, asked)
+        if not found["error_code"]:
+            self.producer_id, self.epoch = found["producer_id"], found["producer_epoch"]
+            self.sequence = 0
+        return int(found["error_code"])
+
     def write(self, topic: str, topic_id: bytes, *values: bytes, sequence: int = -1) -> int:
         """Returns the error code."""
         first = self.sequence if sequence < 0 else sequence

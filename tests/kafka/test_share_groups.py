@@ -11,7 +11,7 @@ from netfront.kafka.wire.errors import KafkaError
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.appliances.topics import read_all
-from tests.kit.peers.raw_kafka import RawKafka
+from tests.kit.peers.raw_kafka import RawKafka, kill_gateway
 from tests.kit.processes import wait_until
 
 HEARTBEAT, FETCH, ACKNOWLEDGE = 76, 78, 79
@@ -82,6 +82,61 @@ def acquired(entry: dict[str, Any]) -> list[tuple[int, int, int]]:
         (run["first_offset"], run["last_offset"], run["delivery_count"])
         for run in entry["acquired_records"]
     ]
+
+
+def test_a_member_is_told_of_a_topic_and_of_partitions_that_came_later(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    topic_id = make(appliance, "shared-early")
+    with RawKafka(gateway) as client:
+        sharer = Sharer(client, "told", "shared-early", topic_id)
+        told: dict[bytes, list[int]] = {}
+
+        def heard() -> dict[bytes, list[int]]:
+            found = sharer.beat()
+            assert found["error_code"] == 0
+            for topic in (found["assignment"] or {}).get("topic_partitions", ()):
+                told[topic["topic_id"]] = topic["partitions"]
+            return told
+
+        sharer.beat(["shared-early", "shared-late"])
+        late_id = make(appliance, "shared-late")
+        wait_until(lambda: heard().get(late_id) == [0], "the topic is assigned")
+        with Admin(appliance.address) as admin:
+            admin.create_partitions({"shared-early": 3})
+        wait_until(lambda: heard()[topic_id] == [0, 1, 2], "the partitions are assigned")
+        assert sharer.beat()["assignment"] is None
+        kill_gateway(appliance)
+    with RawKafka(gateway) as sharer.client:
+        assert sharer.beat()["error_code"] == KafkaError.UNKNOWN_MEMBER_ID
+        sharer.epoch = 0
+        found = sharer.beat(["shared-early"])["assignment"]["topic_partitions"]
+        assert [topic["partitions"] for topic in found] == [[0, 1, 2]]
+
+
+def test_records_of_partitions_that_a_client_does_not_fetch_are_given_back(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    topic_id = make(appliance, "shared-grown")
+    with RawKafka(gateway) as client:
+        sharer = Sharer(client, "grown", "shared-grown", topic_id)
+        assert acquired(sharer.fetch()) == []
+        with Admin(appliance.address) as admin:
+            admin.create_partitions({"shared-grown": 2})
+        with Producer(appliance.address) as producer:
+            producer.send("shared-grown", b"a", partition=1).result()
+        place = {"topic_id": topic_id,
+                 "partitions": [{"partition_index": 1, "acknowledgement_batches": []}]}  # fmt: skip
+        for _ in range(3):
+            assert sharer.ask(FETCH, max_wait_ms=100)["responses"] == []
+
+        def fetch_both() -> list[tuple[int, int, int]]:
+            found = sharer.ask(FETCH, topics=[place], max_wait_ms=1_000)["responses"]
+            return acquired(found[0]["partitions"][0]) if found else []
+
+        got: list[tuple[int, int, int]] = []
+        wait_until(lambda: bool(got.extend(fetch_both()) or got), "the record comes")
+        assert got == [(0, 0, 1)]
 
 
 def test_records_are_acquired_accepted_and_released(

@@ -140,6 +140,58 @@ def test_a_transaction_goes_on_with_its_offsets_after_the_gateways_death(
     assert committed(appliance, topic, len(kept)) == kept
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_offsets_of_an_open_transaction_are_pending_behind_a_restart_before_its_producer_is_heard(
+    appliance: EmbeddedAppliance, gateway: str, version: int
+) -> None:
+    topic = f"pending-{version}"
+    make(appliance, topic)
+    with owner(gateway, topic, version) as one:
+        assert one.send_offset(f"g-{topic}", topic, 0) == 0
+        kill_gateway(appliance)
+        with RawKafka(gateway) as one.client:
+            unstable = (-1, KafkaError.UNSTABLE_OFFSET_COMMIT)
+            assert offset_of(one.client, f"g-{topic}", topic) == unstable
+            assert one.end(True) == 0
+            assert offset_of(one.client, f"g-{topic}", topic) == (0, 0)
+
+
+def test_offsets_that_were_given_up_behind_a_restart_are_not_committed(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    topic = "given-up"
+    make(appliance, topic)
+    with owner(gateway, topic, 2, timeout_ms=300) as one:
+        assert one.send_offset("g-given-up", topic, 0) == 0
+        kill_gateway(appliance)
+        with RawKafka(gateway) as one.client:
+            wait_until(
+                lambda: offset_of(one.client, "g-given-up", topic) == (-1, 0),
+                "the offset is stable",
+            )
+            assert one.end(True) == KafkaError.TRANSACTION_ABORTABLE
+            assert one.end(False) == 0
+            assert offset_of(one.client, "g-given-up", topic) == (-1, 0)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_replaced_owner_gets_no_further_epoch(
+    appliance: EmbeddedAppliance, gateway: str, is_killed: bool
+) -> None:
+    topic = f"bumped-{is_killed}"
+    topic_id = make(appliance, topic)
+    with owner(gateway, topic, 2) as first, owner(gateway, topic, 2) as second:
+        if is_killed:
+            kill_gateway(appliance)
+        with RawKafka(gateway) as client:
+            first.client = second.client = client
+            assert first.go_on() == KafkaError.PRODUCER_FENCED
+            assert second.go_on() == 0
+            assert second.write(topic, topic_id, b"kept") == 0
+            assert second.end(True) == 0
+    assert committed(appliance, topic, 1) == [b"kept"]
+
+
 @pytest.mark.parametrize("outcome", [True, False])
 def test_an_older_producer_goes_on_after_the_gateways_death(
     appliance: EmbeddedAppliance, gateway: str, outcome: bool

@@ -95,6 +95,14 @@ class TransactionRows:
             "WHERE transactional_id > ? ORDER BY transactional_id LIMIT ?", transactional_id, limit
         )
 
+    def staged_behind(self, transactional_id: str, limit: int) -> list[TransactionalIdRow]:
+        """A page of the ids whose owner has left a text with the transaction, sorted."""
+        return self._ids(
+            "WHERE transactional_id > ? AND staged <> '' ORDER BY transactional_id LIMIT ?",
+            transactional_id,
+            limit,
+        )
+
     def expired_ids(self, cutoff_ms: int, limit: int) -> list[TransactionalIdRow]:
         """Unregistered ids without metadata that were last used before `cutoff_ms`, in elapsed
         time.

@@ -25,6 +25,8 @@ from appliance.groups.transactions.requests.prepared import described
 from shm.messages.transaction_messages import Outcome
 
 PAGE = 1_000
+STAGED_PAGE = 64
+"""Ids of a page with their staged texts, which may be long."""
 ONGOING, COMMITTING, ABORTING, EMPTY = "ongoing", "committing", "aborting", "empty"
 PREPARED = "prepared"
 
@@ -118,7 +120,11 @@ class Describer:
         after, states = next_in(request), states_in(request)
         if flag_in(request, "hanging"):
             return orjson.dumps({"transactions": list(self._hanging_rows(now_ns)), "next": None})
-        if states is not None and EMPTY not in states:
+        is_staged = bool(flag_in(request, "staged"))
+        if is_staged:
+            settle()
+            rows = self._rows.staged_behind(after, STAGED_PAGE + 1)
+        elif states is not None and EMPTY not in states:
             entries = [one for one in self._table if self.state(one) in states]
             entries.sort(key=lambda one: one.row.transactional_id)
             rows = [one.row for one in entries if one.row.transactional_id > after][: PAGE + 1]
@@ -126,12 +132,15 @@ class Describer:
             settle()
             rows = self._rows.ids_behind(after, PAGE + 1)
         listed: list[dict[str, Any]] = []
+        page = STAGED_PAGE if is_staged else PAGE
         size = 4_096
         last, has_more = after, False
         for row in rows:
             shown = self._row(row, self._table.loaded(row.transactional_id), now_ns)
+            if is_staged:
+                shown["staged"] = row.staged
             size += len(orjson.dumps(shown)) + 1
-            if len(listed) == PAGE or (listed and size > self._answer_max):
+            if len(listed) == page or (listed and size > self._answer_max):
                 has_more = True
                 break
             last = row.transactional_id

@@ -372,6 +372,13 @@ class ClassicGroup:
         self.state, self.protocol, self.leader = State.EMPTY, None, ""
         self._phase_ends_ns = NEVER_NS
 
+    def dissolve(self) -> None:
+        """Drop all members: the group is another protocol's. Those that ask join again."""
+        for member in list(self.members.values()):
+            self._drop(member)
+        self._pending.clear()
+        self._empty()
+
     # ---- time ------------------------------------------------------------------------------------
 
     @property

@@ -12,6 +12,8 @@ Invariants:
 - A producer's requests are its user's.
 - An offset that was refused is not in `offsets`.
 - At most PRODUCERS_MAX transactional ids are known here. Those without a transaction go first.
+- Once `knows_left` is set, the offsets of every open transaction are pending, whoever asks first
+  behind a restart: its producer or another consumer.
 
 Crash: the coordinator has owner, epoch, offsets, and what a client of version 1 knows. The
 transaction that was open goes on; with more than the coordinator keeps its commit aborts. Where the
@@ -159,13 +161,20 @@ class TransactionalProducer:
         if text == TOO_MUCH:
             self.is_incomplete = self.is_partial = True
         elif text:
-            offsets, client_producer_id, client_epoch, places, self.is_partial = orjson.loads(text)
-            self.client_producer_id, self.client_epoch = client_producer_id, client_epoch
-            self.following = {
-                (bytes.fromhex(topic), at): sequence for topic, at, sequence in places
-            }
-            self.offsets.restore(offsets)
+            try:
+                self._take_up(text)
+            except (ValueError, TypeError, LookupError):  # another client has left it
+                self.offsets.clear()
+                self.is_incomplete = self.is_partial = True
         return identity == (self.client_producer_id, self.client_epoch)
+
+    def _take_up(self, text: str) -> None:
+        """Raises ValueError, TypeError or LookupError for a text that is not of `staged_text`."""
+        offsets, client_producer_id, client_epoch, places, is_partial = orjson.loads(text)
+        following = {(bytes.fromhex(topic), at): sequence for topic, at, sequence in places}
+        self.offsets.restore(offsets)
+        self.client_producer_id, self.client_epoch = client_producer_id, client_epoch
+        self.following, self.is_partial = following, is_partial
 
     # ---- batches ---------------------------------------------------------------------------------
 
@@ -228,6 +237,9 @@ class TransactionalProducers:
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, TransactionalProducer] = OrderedDict()
+        self._left: dict[str, TransactionalProducer] = {}
+        """Those with offsets of an earlier process, of which nothing was heard since."""
+        self.knows_left = False
 
     def get(self, transactional_id: str) -> TransactionalProducer | None:
         """The producer of an id; None: this gateway does not know it."""
@@ -238,6 +250,7 @@ class TransactionalProducers:
 
     def put(self, transactional_id: str, producer: TransactionalProducer) -> None:
         """Remember the owner of an id."""
+        self._left.pop(transactional_id, None)
         self._known[transactional_id] = producer
         self._known.move_to_end(transactional_id)
         if len(self._known) > PRODUCERS_MAX:
@@ -247,10 +260,28 @@ class TransactionalProducers:
             )
             del self._known[idle]
 
+    def leave(self, transactional_id: str, producer: TransactionalProducer) -> None:
+        """Note the offsets that an earlier process has left."""
+        if producer.offsets and transactional_id not in self._known:
+            self._left[transactional_id] = producer
+
+    def recover(self, transactional_id: str, producer: TransactionalProducer) -> None:
+        """Remember an owner that was restored. What other consumers were told of its offsets
+        meanwhile holds: those that were given up are not committed.
+        """
+        left = self._left.get(transactional_id)
+        self.put(transactional_id, producer)
+        transaction = producer.producer_id, producer.producer_epoch
+        if left is not None and transaction == (left.producer_id, left.producer_epoch):
+            producer.offsets_until_ns = left.offsets_until_ns
+            if left.is_incomplete:
+                producer.offsets.clear()
+                producer.is_incomplete = True
+
     def pending_offsets(self, group: str, now_ns: int) -> set[tuple[str, int]]:
         """The (topic, partition)s of a group whose offsets wait for a transaction's end."""
         found: set[tuple[str, int]] = set()
-        for producer in self._known.values():
+        for producer in (*self._known.values(), *self._left.values()):
             producer.drop_late_offsets(now_ns)
             found |= producer.offsets.places(group)
         return found

@@ -5,13 +5,16 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from netfront.kafka.apis.call import Call
+import pytest
+
+from netfront.kafka.apis.call import Call, RefusedError
 from netfront.kafka.apis.groups.classic_groups import heartbeat, join_group
 from netfront.kafka.apis.shared_state import classic_groups
 from netfront.kafka.exchange.peers import Answer
 from netfront.kafka.exchange.waiter import Task, Waiter
 from netfront.kafka.groups.classic_group import INITIAL_DELAY_NS
 from netfront.kafka.groups.classic_member import MS
+from netfront.kafka.wire.errors import KafkaError
 from shm.runtime.timing_wheel import TimingWheel
 from tailrace.core.error_codes import ErrorCode
 
@@ -90,3 +93,19 @@ def test_a_member_renews_the_lease_of_its_group() -> None:
             waiter.complete(Answer(ErrorCode.OK, [b"{}"]))
         assert task_ends == [{"error_code": 0}]
         assert len(gateway.asked) - count == asks
+
+
+def test_a_group_that_another_protocol_has_taken_lets_its_members_go() -> None:
+    """The process of groups was restarted: it forgot the lease, and another member was faster."""
+    gateway = FakeGateway()
+    steps = join_group(gateway.call(JOIN))
+    next(steps)
+    waiter = steps.send(Answer(ErrorCode.OK, [b"{}"]))
+    gateway.pass_ns(INITIAL_DELAY_NS + 11_000 * MS)
+    request = {"group_id": "g", "generation_id": 1, "member_id": waiter.value["member_id"]}
+    beating = heartbeat(gateway.call(request))
+    next(beating)
+    with pytest.raises(RefusedError) as refused:
+        beating.send(Answer(ErrorCode.INVALID_GROUP, [b"it has other members"]))
+    assert refused.value.code is KafkaError.UNKNOWN_MEMBER_ID
+    assert classic_groups(gateway.services).get("g") is None

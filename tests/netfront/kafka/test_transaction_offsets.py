@@ -47,6 +47,33 @@ def test_offsets_are_pending_until_their_time_and_then_the_transaction_is_incomp
     assert [*found, one.is_incomplete] == [False, True, False]
 
 
+def test_offsets_that_an_earlier_process_has_left_are_pending_until_their_owner_is_known() -> None:
+    left = TransactionalProducer(1, 0, 1, timeout_ms=10)
+    left.offsets.keep("g", Committer("", -1, False), ("t", 0), ["t", 0, 5])
+    left.offsets_until_ns = 10 * MS
+    for now_ns, is_given_up in ((9 * MS, False), (10 * MS, True)):
+        producers = TransactionalProducers()
+        left.is_incomplete, left.offsets_until_ns = False, 10 * MS
+        producers.leave("one", left)
+        expected = set() if is_given_up else {("t", 0)}
+        assert producers.pending_offsets("g", now_ns) == expected
+        one = TransactionalProducer(1, 0, 1, timeout_ms=10)
+        one.offsets.keep("g", Committer("", -1, False), ("t", 0), ["t", 0, 5])
+        one.offsets_until_ns = 30 * MS
+        producers.recover("one", one)
+        assert (one.is_incomplete, bool(one.offsets)) == (is_given_up, not is_given_up)
+        assert producers.pending_offsets("g", 10 * MS) == set(), "its time goes on"
+        producers.leave("one", left)
+        assert producers.pending_offsets("g", 0) == set(), "what is known here is newer"
+
+
+def test_a_text_of_another_client_counts_as_lost() -> None:
+    for text in ("{", "[]", "7", "[[[1]],1,1,[],false]", '[[],1,1,[["zz",0,1]],false]'):
+        one = TransactionalProducer(9, 4, 1, timeout_ms=10)
+        assert one.restore(text, (9, 4))
+        assert (one.is_incomplete, one.is_partial, bool(one.offsets)) == (True, True, False)
+
+
 def test_a_producer_with_offsets_alone_stays_when_an_idle_one_can_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

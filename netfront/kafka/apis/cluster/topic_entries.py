@@ -10,6 +10,7 @@ from netfront.kafka.wire.codec import ZERO_UUID
 from netfront.kafka.wire.errors import KafkaError
 from shm.messages.lane_messages import Assignment
 
+NO_LEADER = -1
 ALL_TOPIC_OPERATIONS = 0b0000_1101_1111_1000
 """Bits of read, write, create, delete, alter, describe, describe and alter configs."""
 
@@ -24,7 +25,9 @@ def topic_entry(services: Services, name: str) -> dict[str, Any]:
         "name": name,
         "topic_id": first.topic_id,
         "is_internal": False,
-        "partitions": [_partition(services, route) for route in routes_of(services, first)],
+        "partitions": [
+            _partition(services, first.topic_id, index) for index in range(first.partition_count)
+        ],
     }
 
 
@@ -36,12 +39,18 @@ def routes_of(services: Services, first: Assignment) -> Iterable[Assignment]:
             yield route
 
 
-def _partition(services: Services, route: Assignment) -> dict[str, Any]:
+def _partition(services: Services, topic_id: bytes, index: int) -> dict[str, Any]:
+    """A partition. One whose route has not come yet is counted: a producer that knew fewer
+    partitions than there are would send keys elsewhere.
+    """
+    route = services.routes.find(topic_id, index)
+    is_known = route is not None
+    epoch = -1 if route is None else services.front.log_bounds.leader_epoch(route)
     return {
-        "error_code": KafkaError.NONE,
-        "partition_index": route.partition,
-        "leader_id": NODE_ID,
-        "leader_epoch": services.front.log_bounds.leader_epoch(route),
+        "error_code": KafkaError.NONE if is_known else KafkaError.LEADER_NOT_AVAILABLE,
+        "partition_index": index,
+        "leader_id": NODE_ID if is_known else NO_LEADER,
+        "leader_epoch": epoch,
         "replica_nodes": [NODE_ID],
         "isr_nodes": [NODE_ID],
         "offline_replicas": [],

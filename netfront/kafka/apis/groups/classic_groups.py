@@ -186,7 +186,12 @@ def heartbeat(call: Call) -> Steps:
     request, services = call.request, call.services
     group = _member_group(call)
     if group.lease_until_ns - services.now_ns < LEASE_NS - LEASE_RENEWED_NS:
-        yield from _renew_lease(call, group)
+        error = yield from _renew_lease(call, group)
+        if error is KafkaError.INCONSISTENT_GROUP_PROTOCOL:
+            # The process of groups was restarted, and others were faster than this renewal.
+            group.dissolve()
+            classic_groups(services).schedule(group)
+            raise RefusedError(KafkaError.UNKNOWN_MEMBER_ID, "it has members of another protocol")
     try:
         member = group.member(request["member_id"], request.get("group_instance_id"), call.user)
         group.check_generation(request["generation_id"])

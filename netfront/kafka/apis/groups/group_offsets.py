@@ -15,6 +15,7 @@ from typing import Any
 
 from netfront.kafka.apis.call import Call, RefusedError
 from netfront.kafka.apis.groups.classic_groups import check_group_name, commit_error, has_members
+from netfront.kafka.apis.groups.left_offsets import learn_left_offsets
 from netfront.kafka.apis.shared_state import classic_groups, producers_of, read_positions
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.codec import ZERO_UUID
@@ -225,6 +226,9 @@ def _fetch(call: Call, name: str, topics: list[dict[str, Any]] | None) -> Steps:
             if after is None:
                 break
     if call.request.get("require_stable"):
+        error = yield from learn_left_offsets(call)
+        if error is not KafkaError.NONE:
+            return [], error
         pending = producers_of(call.services).pending_offsets(name, call.services.now_ns)
         for pending_topic, partition in pending:
             unstable = _missing(partition, KafkaError.UNSTABLE_OFFSET_COMMIT)

@@ -126,6 +126,9 @@ def offset_for_leader_epoch(call: Call) -> Steps:
                 continue
             current = services.front.log_bounds.leader_epoch(route)
             known = partition.get("current_leader_epoch", -1)
+            if current < 0:  # an unknown end would mean a log that was cut
+                entry["error_code"] = kafka_error(ErrorCode.NOT_READY)
+                continue
             if known >= 0 and known != current:
                 entry["error_code"] = (
                     KafkaError.FENCED_LEADER_EPOCH

@@ -70,7 +70,17 @@ def fetch(call: Call) -> Steps:
     for run in runs:
         entries.setdefault((run[0], run[1]), _entry(run[1]))
     room = OUT_MAX_BYTES
+    strange = [
+        [*place, first, last, "unread"]
+        for place, found in acquired.items()
+        if place not in member.partitions
+        for first, last, _ in found
+    ]
+    if strange:  # of partitions that the client has not heard of yet
+        yield from acknowledge_runs(call, member, strange)
     for place, found in acquired.items():
+        if place not in member.partitions:
+            continue
         entry = entries.setdefault(place, _entry(place[1]))
         yield from _read(call, member, place, found, entry, room)
         room -= len(entry["records"])

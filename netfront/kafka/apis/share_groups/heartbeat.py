@@ -1,4 +1,9 @@
-"""ShareGroupHeartbeat: join, stay in and leave a share group."""
+"""ShareGroupHeartbeat: join, stay in and leave a share group.
+
+Invariants:
+- A member is told all partitions of its topics, with the next heartbeat after one has come.
+- A member whose topics are not known here, because the gateway was restarted, joins again.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ from typing import Any
 from netfront.kafka.apis.call import Call, RefusedError
 from netfront.kafka.apis.groups.classic_groups import check_group_name
 from netfront.kafka.apis.share_groups.sessions import (
+    ShareMember,
     member_key,
     share_error,
     share_member,
@@ -30,8 +36,11 @@ def heartbeat(call: Call) -> Steps:
         "group": name, "kind": "share", "member_id": request["member_id"], "member_epoch": epoch,
     }  # fmt: skip
     topics = request["subscribed_topic_names"]
+    known = share_members(call.services).get(member_key(call))
     if topics is not None:
         asked["topics"] = topics
+    elif epoch > 0 and (known is None or known.topics is None):
+        raise RefusedError(KafkaError.UNKNOWN_MEMBER_ID, "the gateway was restarted: join again")
     if epoch == 0:
         asked |= {
             "session_timeout_ms": SESSION_TIMEOUT_MS, "client_id": call.client_id,
@@ -41,25 +50,36 @@ def heartbeat(call: Call) -> Steps:
     if answer.code is not ErrorCode.OK:
         raise RefusedError(share_error(answer.code), answer.sentence)
     found = answer.json()
+    assignment = None
     if epoch < 0:
         share_members(call.services).pop(member_key(call), None)
     else:
-        share_member(call).epoch = found["member_epoch"]
-    names = found.get("topic_names")
-    assignment = None
-    if names is not None:
-        routes = call.services.routes
-        assignment = {
-            "topic_partitions": [
-                {
-                    "topic_id": bytes.fromhex(topic_id),
-                    "partitions": list(range(routes.partition_count(topic))),
-                }
-                for topic_id, topic in names.items()
-            ]
-        }
+        member = share_member(call)
+        member.epoch = found["member_epoch"]
+        if topics is not None:
+            member.topics, member.assigned = list(dict.fromkeys(topics)), None
+        assignment = _assignment(call, member)
     return {
         "error_code": KafkaError.NONE, "member_id": found["member_id"],
         "member_epoch": found["member_epoch"], "heartbeat_interval_ms": HEARTBEAT_INTERVAL_MS,
         "assignment": assignment,
     }  # fmt: skip
+
+
+def _assignment(call: Call, member: ShareMember) -> dict[str, Any] | None:
+    """All partitions of the member's topics; None: it knows them."""
+    routes = call.services.routes
+    found = {
+        route.topic_id: route.partition_count
+        for name in member.topics or ()
+        if (route := routes.find_by_name(name, 0)) is not None
+    }
+    if found == member.assigned:
+        return None
+    member.assigned = found
+    return {
+        "topic_partitions": [
+            {"topic_id": topic_id, "partitions": list(range(count))}
+            for topic_id, count in found.items()
+        ]
+    }

@@ -6,7 +6,7 @@ Invariants:
 - A session is its user's: another user's request of the same member id has one of its own.
 - A request with another session epoch than the next one changes nothing.
 
-Crash: sessions and epochs are in memory. Clients begin another session.
+Crash: sessions and epochs are in memory. Clients join again, and begin another session.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Partition = tuple[str, int]
 class ShareMember:
     """A member of a share group, and its session here."""
 
-    __slots__ = ("epoch", "partitions", "session_epoch")
+    __slots__ = ("assigned", "epoch", "partitions", "session_epoch", "topics")
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -36,6 +36,10 @@ class ShareMember:
         self.session_epoch = -1
         """The next request's; -1: there is no session."""
         self.partitions: dict[Partition, None] = {}
+        self.topics: list[str] | None = None
+        """Names of the topics that it reads; None: unknown."""
+        self.assigned: dict[bytes, int] | None = None
+        """Topic ids and their numbers of partitions, as it was told last."""
 
 
 MemberKey = tuple[str, str, str]

@@ -6,7 +6,7 @@ from typing import Any
 
 from netfront.kafka.apis.call import Call, RefusedError
 from netfront.kafka.apis.shared_state import producers_of
-from netfront.kafka.apis.transactions.owner import fenced
+from netfront.kafka.apis.transactions.owner import find_producer
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.producers.transactional_producer import TransactionalProducer
 from netfront.kafka.wire.errors import KafkaError, coordinator_error
@@ -37,11 +37,8 @@ def init_transactions(call: Call) -> Steps:
     """Make the client the owner of its transactional id."""
     request = call.request
     name, producers = request["transactional_id"], producers_of(call.services)
-    known = producers.get(name)
-    if request.get("producer_id", -1) >= 0 and known is not None:
-        asked = request["producer_id"], request["producer_epoch"]
-        if asked != (known.client_producer_id, known.client_epoch):
-            raise RefusedError(fenced(call.version, 4))
+    if request.get("producer_id", -1) >= 0:
+        yield from _check_identity(call, name)
     limit_ms = call.services.settings["transaction.max.timeout.ms"]
     timeout_ms = request["transaction_timeout_ms"]
     if not 0 < timeout_ms <= limit_ms:
@@ -64,3 +61,15 @@ def init_transactions(call: Call) -> Steps:
         "producer_id": producer.client_producer_id,
         "producer_epoch": producer.client_epoch,
     }
+
+
+def _check_identity(call: Call, name: str) -> Steps:
+    """A client that goes on with its producer id and epoch must be the owner; this gateway may have
+    been restarted since it became that. An id that has expired is begun anew. Raises RefusedError.
+    """
+    identity = call.request["producer_id"], call.request["producer_epoch"]
+    try:
+        yield from find_producer(call, name, identity, 4)
+    except RefusedError as refused:
+        if refused.code is not coordinator_error(ErrorCode.UNKNOWN_TRANSACTIONAL_ID):
+            raise

@@ -27,11 +27,11 @@ VERSION_2_OFFSETS = 5
 def commit_offsets(call: Call) -> Steps:
     """TxnOffsetCommit: keep offsets until the transaction is committed."""
     request, group = call.request, call.request["group_id"]
-    committer = Committer(
+    error, found = yield from producer_or_error(call, 99)
+    committer = Committer(  # behind the question: members may have come or gone meanwhile
         request.get("member_id") or "", request.get("generation_id", -1),
         not has_members(call.services, group),
     )  # fmt: skip
-    error, found = yield from producer_or_error(call, 99)
     if found is not None and call.version >= VERSION_2_OFFSETS:
         found.is_version_2 = True
     if error is KafkaError.NONE and (committer.member_id or committer.epoch >= 0):

@@ -30,7 +30,7 @@ def find_producer(call: Call, name: str, identity: tuple[int, int], since: int) 
         known = producers.get(name)  # another request may have been faster
         if known is None:
             known = recovered
-            producers.put(name, known)
+            producers.recover(name, known)
     if identity != (known.client_producer_id, known.client_epoch):
         raise RefusedError(fenced(call.version, since))
     if call.user != known.user:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.groups.transactions import describe
 from tailrace.core.errors import (
     InvalidRequestError,
     InvalidTransactionError,
@@ -75,3 +76,22 @@ def test_only_the_owner_stages_and_only_with_its_current_transaction(world: Worl
     with pytest.raises(InvalidTransactionError):
         stage(owner, "prepared")
     assert staged(world) == ""
+
+
+def test_ids_with_a_staged_text_are_listed_with_it_page_by_page(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(describe, "STAGED_PAGE", 2)
+    for name in ("a", "b", "c", "d"):
+        owner = Owner(world, name)
+        if name != "b":
+            stage(owner, f"text of {name}")
+    found: dict[str, str] = {}
+    following = None
+    while True:
+        page = world.ask(Api.LIST_TRANSACTIONS, staged=True, next=following)
+        found |= {one["transactional_id"]: one["staged"] for one in page["transactions"]}
+        following = page["next"]
+        if following is None:
+            break
+    assert found == {"a": "text of a", "c": "text of c", "d": "text of d"}
