@@ -260,6 +260,9 @@ class TransactionalCopier:
             producer = Producer({
                 "bootstrap.servers": self._gateway, "transactional.id": self._target,
                 "reconnect.backoff.max.ms": 100, "transaction.timeout.ms": 20_000,
+                # The default, rebootstrap, forgets the only broker while it is down, and keeps that
+                # dead one as the group's coordinator for ten minutes (librdkafka 2.16).
+                "metadata.recovery.strategy": "none",
             })  # fmt: skip
             try:
                 self._copy(consumer, producer)
