@@ -5,7 +5,8 @@
 The rows:
 
 - *in*, *out*: the whole conversion as the gateway calls it, with checksums and compression.
-- *pack alone*, *unpack alone*: the library's compression.
+- *out again*: the same for a second reader, of batches that were packed for the first.
+- *pack alone*, *unpack alone*: the library's compression. It bounds *out*.
 - *reference*: the same with the kernel's Python twin.
 - *numpy*: lengths found by a loop in Python, the values gathered by numpy, nothing else. It is what
   a conversion without compiled code can do at best.
@@ -19,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -26,14 +28,22 @@ import numpy as np
 import orjson
 
 from bench.measure import machine
+from netfront.kafka.apis.records.conversion import convert_outgoing
+from netfront.kafka.apis.records.tail_cache import TailCache
 from netfront.kafka.records import batch_layout, incoming, outgoing
 from netfront.kafka.records.compression import CODECS, pack, release, unpack
 from tailrace.format.record_batch.arrow_metadata import read_schema
+from tailrace.format.record_batch.batch_header import checksum_seed
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message
 from tailrace.kernel import keep_message, reference_kafka
 
 MAX_BYTES = 4 << 20
 LAYOUT = read_schema(to_message(DEFAULT_SCHEMA))
+ROUTE: Any = SimpleNamespace(
+    topic_id=b"t" * 16, partition=0, typed=False, settings={}, older_schemas={},
+    schema=to_message(DEFAULT_SCHEMA), schema_id=0,
+)  # fmt: skip
+SEED = checksum_seed(ROUTE.topic_id, ROUTE.partition)
 START_MS = 1_700_000_000_000
 ROUNDS = 5
 GOALS = {"in": 20.0, "out": 25.0}
@@ -124,16 +134,24 @@ def measure(count: int, seconds: float) -> dict[str, dict[str, float]]:
         packed = memoryview(sent)[batch_layout.HEADER_BYTES :]
 
         def take(sent: bytes = sent) -> None:
-            (batch,) = incoming.to_batches(sent, seed=1, now_us=0, max_message_bytes=MAX_BYTES)
+            (batch,) = incoming.to_batches(sent, seed=SEED, now_us=0, max_message_bytes=MAX_BYTES)
             keep_message(batch.data)  # its memory is used again, as after a lane has the batch
 
-        data = incoming.to_batches(sent, seed=1, now_us=0, max_message_bytes=MAX_BYTES)[0].data
+        data = incoming.to_batches(sent, seed=SEED, now_us=0, max_message_bytes=MAX_BYTES)[0].data
 
         def give(data: bytearray = data, name: str = name) -> Any:
-            return outgoing.from_batch(data, seed=1, schema=LAYOUT, compression=name)
+            return outgoing.from_batch(data, seed=SEED, schema=LAYOUT, compression=name)
 
         found[name] = {"in": rate(count, seconds, take), "out": rate(count, seconds, give)}
         if codec:
+            cache, batches = TailCache(), memoryview(data)
+
+            def again(
+                cache: TailCache = cache, batches: memoryview = batches, name: str = name
+            ) -> Any:
+                return convert_outgoing(ROUTE, batches, MAX_BYTES, name, cache)
+
+            found[name]["out again"] = rate(count, seconds, again)
             found[name]["unpack alone"] = rate(
                 count, seconds, partial(unpack_and_release, codec, packed)
             )
@@ -145,14 +163,16 @@ def measure(count: int, seconds: float) -> dict[str, dict[str, float]]:
         patch.object(outgoing, "plain_batch_to_kafka", reference_kafka.plain_batch_to_kafka),
         patch.object(outgoing, "records_to_kafka", reference_kafka.records_to_kafka),
     ):
-        data = incoming.to_batches(sent, seed=1, now_us=0, max_message_bytes=MAX_BYTES)[0].data
+        data = incoming.to_batches(sent, seed=SEED, now_us=0, max_message_bytes=MAX_BYTES)[0].data
         found["reference"] = {
             "in": rate(
                 count,
                 seconds,
-                lambda: incoming.to_batches(sent, seed=1, now_us=0, max_message_bytes=MAX_BYTES),
+                lambda: incoming.to_batches(sent, seed=SEED, now_us=0, max_message_bytes=MAX_BYTES),
             ),
-            "out": rate(count, seconds, lambda: outgoing.from_batch(data, seed=1, schema=LAYOUT)),
+            "out": rate(
+                count, seconds, lambda: outgoing.from_batch(data, seed=SEED, schema=LAYOUT)
+            ),
         }
     return found
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from netfront.kafka.apis.records import conversion
 from netfront.kafka.apis.records import tail_cache as module
 from netfront.kafka.apis.records.conversion import convert_outgoing
 from netfront.kafka.apis.records.tail_cache import TailCache
@@ -25,6 +27,7 @@ from tailrace.kernel.reference_kafka import put_cell, put_zigzag
 
 TOPIC_ID = b"t" * 16
 START_MS = 1_700_000_000_000
+INCOMPRESSIBLE = random.Random(1).randbytes(2_048)
 
 
 def kafka_batch(value: bytes, compression: str = "none", count: int = 1) -> bytes:
@@ -123,3 +126,52 @@ def test_the_oldest_batches_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
         kept = [cache.find(route, header, "none") is not None for _, header in made]
         assert kept == [False, False, True, True, True], turn
         assert cache.byte_count == 3 * len(sent)
+
+
+def test_a_batch_that_was_packed_for_one_reader_is_not_packed_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache, route = TailCache(), route_with()
+    data, _ = in_log(kafka_batch(INCOMPRESSIBLE), 9)
+    first = convert_outgoing(route, memoryview(data), 1 << 20, "lz4", cache)
+    calls: list[Any] = []
+
+    def note(*_: Any, **named: Any) -> bytes:
+        calls.append(named)
+        return b""
+
+    monkeypatch.setattr(conversion, "from_batch", note)
+    again = convert_outgoing(route, memoryview(data), 1 << 20, "lz4", cache)
+    assert (again, calls) == (first, [])
+    later, _ = in_log(kafka_batch(INCOMPRESSIBLE), 9, epoch=4)
+    for batch, compression in ((later, "lz4"), (data, "zstd"), (data, "none")):
+        convert_outgoing(route, memoryview(batch), 1 << 20, compression, cache)
+    assert [named["compression"] for named in calls] == ["lz4", "zstd", "none"]
+
+
+def test_packed_batches_have_their_room_and_leave_the_end_of_the_log_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache, route = TailCache(), route_with()
+    made = [in_log(kafka_batch(INCOMPRESSIBLE), offset)[1] for offset in range(5)]
+    packed = b"x" * module.PACKED_MIN_BYTES
+    monkeypatch.setattr(module, "PACKED_MAX_BYTES", 3 * len(packed))
+    sent = kafka_batch(b"a")
+    data, header = in_log(sent, 77)
+    cache.add(route, 77, sent, data)
+    for _ in range(2):
+        for each in made:
+            cache.add_packed(route, each, "lz4", packed)
+        kept = [cache.find(route, each, "lz4") is not None for each in made]
+        assert kept == [False, False, True, True, True]
+        assert cache.packed_byte_count == 3 * len(packed)
+    assert cache.find(route, header, "none") is not None
+    typed = route_with()
+    typed.typed = True
+    for other, codec, one in (
+        (route, "none", packed),
+        (route, "lz4", packed[1:]),
+        (typed, "lz4", packed),
+    ):
+        cache.add_packed(other, header, codec, one)
+        assert cache.find(other, header, "lz4") is None

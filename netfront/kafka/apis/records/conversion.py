@@ -100,13 +100,13 @@ def convert_outgoing(
         schema: SchemaLayout = read_schema(message)
         typed = typed_rows_of(route, message)
         try:
-            parts.append(
-                from_batch(batch, seed=seed, schema=schema, compression=compression, typed=typed)
-            )
+            made = from_batch(batch, seed=seed, schema=schema, compression=compression, typed=typed)
         except KafkaRecordsError:
             if not parts:
                 raise
             break
+        cache.add_packed(route, header, compression, made)
+        parts.append(made)
         size += len(parts[-1])
         next_offset = header.next_offset
         at += header.batch_length

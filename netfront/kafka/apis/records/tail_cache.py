@@ -1,5 +1,6 @@
-"""The latest batches of Kafka producers as they came: readers at the end of a log get them again
-without a conversion.
+"""Batches that readers get without a conversion: the latest ones of Kafka producers as they came,
+for readers at the end of a log, and the latest ones that were packed for a reader, for others who
+read the same.
 
 Kafka's checksum covers a batch from its attributes on. Base offset and leader epoch lie before
 them, so the bytes of the producer are right for every reader once these two are written.
@@ -10,7 +11,8 @@ Invariants:
 - A batch is served only for the batch of the log that was made of it: same place, same checksum of
   the body, same numbers of records, same times. So a log that was cut and written again, or
   compacted, finds nothing here.
-- The batches have at most BYTES_MAX bytes. The oldest go first.
+- The batches have at most BYTES_MAX bytes, those that were packed PACKED_MAX_BYTES. The oldest go
+  first.
 
 Crash: readers get converted batches, which have the same records.
 """
@@ -29,13 +31,17 @@ from tailrace.format.crc32c import Readable
 from tailrace.format.record_batch.batch_header import BatchHeader, read_header
 
 BYTES_MAX = 8 << 20
+PACKED_MAX_BYTES = 8 << 20
+PACKED_MIN_BYTES = 1 << 10
+"""The least bytes of a packed batch that is kept: less is made again as fast."""
 BATCH_MAX_BYTES = 1 << 20
+NONE = CODECS[0]
 _BASE_OFFSET = struct.Struct(">q")
 _LEADER_EPOCH, _LEADER_EPOCH_AT = struct.Struct(">i"), 12
 
 
 class _Kept(NamedTuple):
-    batch: bytes
+    batch: bytes | bytearray
     codec: str
     identity: tuple[int, ...]
 
@@ -46,6 +52,8 @@ class TailCache:
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[bytes, int, int], _Kept] = OrderedDict()
         self.byte_count = 0
+        self._packed: OrderedDict[tuple[bytes, int, int], _Kept] = OrderedDict()
+        self.packed_byte_count = 0
 
     def add(self, route: Assignment, base_offset: int, sent: Readable, converted: Readable) -> None:
         """Keep a batch that was appended. `converted`: the batch of the log that it became."""
@@ -75,9 +83,34 @@ class TailCache:
         if known is not None:
             self.byte_count -= len(known.batch)
 
-    def find(self, route: Assignment, header: BatchHeader, codec: str) -> bytearray | None:
+    def add_packed(
+        self, route: Assignment, header: BatchHeader, codec: str, made: bytes | bytearray
+    ) -> None:
+        """Keep a batch that was packed for a reader. Nobody changes it from now on.
+
+        Unpacked ones are made as fast as they would be copied.
+        """
+        if codec == NONE or route.typed or not PACKED_MIN_BYTES <= len(made) <= BATCH_MAX_BYTES:
+            return
+        place = route.topic_id, route.partition, header.base_offset
+        self._drop_packed(place)
+        self._packed[place] = _Kept(made, codec, _packed_identity(header))
+        self.packed_byte_count += len(made)
+        while self.packed_byte_count > PACKED_MAX_BYTES:
+            self._drop_packed(next(iter(self._packed)))
+
+    def _drop_packed(self, place: tuple[bytes, int, int]) -> None:
+        known = self._packed.pop(place, None)
+        if known is not None:
+            self.packed_byte_count -= len(known.batch)
+
+    def find(self, route: Assignment, header: BatchHeader, codec: str) -> bytes | bytearray | None:
         """The batch of Kafka for a batch of the log; None: it has to be converted."""
-        kept = self._kept.get((route.topic_id, route.partition, header.base_offset))
+        place = route.topic_id, route.partition, header.base_offset
+        kept = self._packed.get(place)
+        if kept is not None and (kept.codec, kept.identity) == (codec, _packed_identity(header)):
+            return kept.batch
+        kept = self._kept.get(place)
         if kept is None or kept.codec != codec or kept.identity != _identity(header):
             return None
         found = bytearray(kept.batch)
@@ -91,6 +124,13 @@ def _identity(header: BatchHeader) -> tuple[int, ...]:
         header.body_crc32c, header.record_count, header.last_offset_delta, header.producer_id,
         header.producer_epoch, header.base_sequence, header.first_timestamp_us,
         header.max_timestamp_us,
+    )  # fmt: skip
+
+
+def _packed_identity(header: BatchHeader) -> tuple[int, ...]:
+    """All that the head of a converted batch is made of, besides."""
+    return (
+        *_identity(header), header.leader_epoch, header.attributes, header.append_time_us,
     )  # fmt: skip
 
 
