@@ -77,16 +77,24 @@ class _Key(NamedTuple):
 class TokenVerifier:
     """Verifies tokens by the keys of a file."""
 
-    def __init__(self, path: str, rules: TokenRules) -> None:
-        """Raises TokenKeysError."""
+    def __init__(self, path: str, rules: TokenRules, *, loads_late: bool = False) -> None:
+        """`loads_late`: what verifies signatures, 14 MB of modules, is loaded for the first token.
+        A child of this process, which must have no other thread, checks the keys now. Raises
+        TokenKeysError.
+        """
         self._rules = rules
-        self._keys = read_keys(path)
+        self._content = _content_of(path)
+        self._path = path
+        self._keys: list[_Key] = []
+        if not (loads_late and _are_usable(path, self._content)):
+            self._keys = _keys_in(path, self._content)
 
     def verify(self, token: str) -> ProvenToken:
         """The user of a token. Raises TokenError."""
         import jwt
 
         rules = self._rules
+        self._keys = self._keys or _keys_in(self._path, self._content)
         try:
             found = self._payload(token)
             ends_s = float(found["exp"]) + rules.clock_skew_s
@@ -161,6 +169,25 @@ def token_of(message: bytes) -> tuple[str, str]:
 
 def read_keys(path: str) -> list[_Key]:
     """The keys of a JWK set that verify signatures. Raises TokenKeysError."""
+    return _keys_in(path, _content_of(path))
+
+
+def _are_usable(path: str, content: bytes) -> bool:
+    """True if a child of this process can use the keys. False: they are to be read here, for their
+    error.
+    """
+    child = os.fork()
+    if not child:
+        try:
+            _keys_in(path, content)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def _content_of(path: str) -> bytes:
+    """Raises TokenKeysError."""
     for package in ("jwt", "cryptography"):
         if find_spec(package) is None:
             raise TokenKeysError(
@@ -173,6 +200,11 @@ def read_keys(path: str) -> list[_Key]:
         raise _unusable(path, error.strerror or str(error)) from None
     if len(content) > FILE_MAX_BYTES:
         raise _unusable(path, f"it has more than {FILE_MAX_BYTES} bytes")
+    return content
+
+
+def _keys_in(path: str, content: bytes) -> list[_Key]:
+    """Raises TokenKeysError."""
     try:
         entries = orjson.loads(content)["keys"]
     except (ValueError, TypeError, KeyError):

@@ -21,7 +21,7 @@ from tests.kafka.logins import PASSWORD, add, librdkafka
 from tests.kit.appliances.secured import Users, secured
 from tests.kit.peers.bearer_tokens import Provider, first_message, token_settings, write_keys
 from tests.kit.peers.raw_kafka import RawKafka, kill_gateway
-from tests.kit.processes import HANG_LIMIT_S, wait_until
+from tests.kit.processes import HANG_LIMIT_S, children, wait_until
 
 METADATA, HANDSHAKE, AUTHENTICATE = 3, 17, 36
 
@@ -59,6 +59,18 @@ def by_tokens(place: Place, seconds: float = 600) -> dict[str, Any]:
         return place.provider.token(seconds=seconds), time.time() + seconds
 
     return {**found, "oauth_cb": token}
+
+
+def test_a_gateway_loads_what_verifies_tokens_with_the_first_one(place: Place) -> None:
+    def has_loaded() -> bool:
+        pid = children(place.users.appliance)["tr-kafka-0"]
+        return "cryptography" in pathlib.Path(f"/proc/{pid}/maps").read_text()
+
+    kill_gateway(place.users.appliance)
+    with RawKafka(place.address) as client:
+        assert not has_loaded()
+        assert log_in(client, place.provider.token())["error_code"] == 0
+        assert has_loaded()
 
 
 def test_librdkafka_writes_and_reads(place: Place) -> None:

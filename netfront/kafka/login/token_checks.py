@@ -4,12 +4,14 @@ Owner: one gateway.
 
 Invariants:
 - Keys stay in use until a change brings others that can be used.
-- Without OAUTHBEARER among the mechanisms no file is read, and nothing of it is loaded.
+- Without OAUTHBEARER among the mechanisms no file is read, and nothing of it is loaded. With it,
+  the modules that verify signatures come with the first token, or with another file of keys.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -74,6 +76,7 @@ class TokenChecks:
         made_of = (rules, file_version(path))
         if made_of == self._made_of:
             return False
-        self._verifier = TokenVerifier(path, rules)
+        is_first = self._verifier is None and threading.active_count() == 1
+        self._verifier = TokenVerifier(path, rules, loads_late=is_first)
         self._made_of = made_of
         return True

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import pathlib
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -29,6 +31,7 @@ from tests.kit.peers.bearer_tokens import (
     secret_entry,
     write_keys,
 )
+from tests.kit.processes import HANG_LIMIT_S
 
 RULES = TokenRules("https://id.example", (AUDIENCE, "other"), "sub", 30)
 SECRET = bytes(range(48))
@@ -192,6 +195,29 @@ def test_a_file_that_cannot_be_used_says_why(
         read_keys(str(path))
     assert sentence in str(refused.value)
     assert "c2VjcmV0" not in str(refused.value)
+    with pytest.raises(TokenKeysError) as late:
+        TokenVerifier(str(path), RULES, loads_late=True)
+    assert str(late.value) == str(refused.value)
+
+
+def test_keys_are_checked_at_once_and_loaded_for_the_first_token(
+    provider: Provider, tmp_path: pathlib.Path
+) -> None:
+    path = write_keys(tmp_path / "keys.json", provider.public())
+    program = """if True:
+        import sys
+        from shm.rights.bearer_tokens import TokenRules, TokenVerifier
+        verifier = TokenVerifier(sys.argv[1], TokenRules("", (), "sub", 0), loads_late=True)
+        loaded = [name in sys.modules for name in ("jwt", "cryptography")]
+        open(sys.argv[1], "w").close()  # the keys are those that were checked
+        print(*loaded, verifier.verify(sys.argv[2]).user)
+    """
+    token = provider.token("shop", aud=None, iss=None)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program, path, token],
+        capture_output=True, text=True, check=False, timeout=HANG_LIMIT_S,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("False False shop\n", "")
 
 
 def test_weak_keys_and_missing_files_are_refused(tmp_path: pathlib.Path) -> None:
