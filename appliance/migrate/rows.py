@@ -62,6 +62,14 @@ class Rows(NamedTuple):
 
     def first_over(self, limit: int) -> tuple[int, int, int] | None:
         """(row, bytes, limit) of the first record with more bytes than `limit`, or None."""
+        of_headers = sum(
+            len(name) + len(content or b"") + HEADER_BYTES
+            for some in self.headers or ()
+            if some
+            for name, content in some
+        )
+        if longest(self.keys) + longest(self.values) + of_headers <= limit:
+            return None  # nearly always: records are looked at one by one only near the limit
         for row, (key, value) in enumerate(zip(self.keys, self.values, strict=True)):
             size = len(key or b"") + len(value or b"")
             if self.headers is not None:
@@ -81,6 +89,11 @@ class Rows(NamedTuple):
         if offsets[-1] == offset + len(offsets) - 1:
             return len(offsets)
         return next(row for row, each in enumerate(offsets) if each != offset + row)
+
+
+def longest(cells: Iterable[Any]) -> int:
+    """Bytes of the longest cell; 0: there is none."""
+    return max(map(len, filter(None, cells)), default=0)
 
 
 def size_of(keys: Iterable[Any], values: Iterable[Any]) -> int:

@@ -94,11 +94,12 @@ class KafkaSource:
         parts: dict[TopicPartition, list[Any]] = {}
         ends: dict[TopicPartition, int] = {}
         kind = self._message_type
-        has_errors = any(error is not None for error in map(kind.error, messages))
+        # by type: a comparison of the library's errors with None breaks the interpreter
+        has_errors = bool({*map(type, map(kind.error, messages))} - {type(None)})
         names = list(zip(map(kind.topic, messages), map(kind.partition, messages), strict=True))
         start = 0
-        for name, run in groupby(names):  # a fetch brings many records of one partition
-            end = start + sum(1 for _ in run)
+        for name, count in _runs(names):
+            end = start + count
             part, start = messages[start:end], end
             partition = self._topics.get(name)
             if has_errors:
@@ -151,6 +152,13 @@ class KafkaSource:
     def close(self) -> None:
         """Let the library end."""
         self._consumer.close()
+
+
+def _runs(names: Sequence[Any]) -> list[tuple[Any, int]]:
+    """(name, length) of each run of equal names: a fetch brings many records of one partition."""
+    if names and names.count(names[0]) == len(names):
+        return [(names[0], len(names))]
+    return [(name, sum(1 for _ in run)) for name, run in groupby(names)]
 
 
 def _rows(partition: TopicPartition, messages: list[Any], kind: Any) -> Rows:

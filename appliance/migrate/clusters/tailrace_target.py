@@ -397,16 +397,27 @@ def frame_of(rows: Rows) -> pa.RecordBatch:
     ]
     names = DEFAULT_SCHEMA.names[:3]
     if rows.headers is not None:
-        columns.append(
-            pa.array(
-                [
-                    None
-                    if not headers
-                    else [{"key": key, "value": value} for key, value in headers]
-                    for headers in rows.headers
-                ],
-                HEADER_TYPE,
-            )
-        )
+        columns.append(_header_column(rows.headers))
         names = DEFAULT_SCHEMA.names
     return pa.RecordBatch.from_arrays(columns, names)
+
+
+def _header_column(headers: Sequence[Sequence[tuple[str, bytes | None]] | None]) -> pa.Array:
+    """The lists of headers as a column; an empty list is a null. Built of flat columns: an object
+    for each header would take most of the copy's time.
+    """
+    flat = [pair for some in headers if some for pair in some]
+    pairs = pa.StructArray.from_arrays(
+        [
+            pa.array([name for name, _ in flat], pa.utf8()),
+            pa.array([content for _, content in flat], pa.binary()),
+        ],
+        fields=list(HEADER_TYPE.value_type),
+    )
+    ends: list[int | None] = [None if not some else 0 for some in headers]
+    at = 0
+    for row, some in enumerate(headers):
+        if some:
+            ends[row] = at
+            at += len(some)
+    return pa.ListArray.from_arrays(pa.array([*ends, at], pa.int32()), pairs, type=HEADER_TYPE)
