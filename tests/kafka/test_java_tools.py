@@ -14,6 +14,7 @@ import pytest
 from bench.peers.kafka import CACHE, NODE
 from tailrace import Admin, NewTopic, Producer, ShareConsumer
 from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kafka.owners import committed, make
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 JARS = os.path.join(CACHE, NODE[0], "libs")
@@ -28,12 +29,12 @@ pytestmark = [
 ]
 
 
-def tool(name: str, gateway: str, *arguments: str) -> str:
-    """Run a tool; its output."""
+def tool(name: str, gateway: str, *arguments: str, lines: str = "") -> str:
+    """Run a tool, which reads these lines; its output."""
     command = ["java", "-Xmx256m", "-XX:-UsePerfData", "-cp", f"{JARS}/*", name,
                "--bootstrap-server", gateway, *arguments]  # fmt: skip
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=HANG_LIMIT_S, check=False
+        command, input=lines, capture_output=True, text=True, timeout=HANG_LIMIT_S, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -116,6 +117,14 @@ def test_a_tool_runs(
         if "java-tools" not in admin.list_topics():
             admin.create_topics([NewTopic("java-tools", 2)])
     assert said in tool(name, gateway, *arguments)
+
+
+@pytest.mark.long
+def test_the_console_producer_writes_lines(appliance: EmbeddedAppliance, gateway: str) -> None:
+    make(appliance, "java-console")
+    topic = ("--topic", "java-console", "--reader-property", "parse.key=true")
+    tool(f"{TOOLS}.ConsoleProducer", gateway, *topic, lines="a\t1\nb\t2\n")
+    assert committed(appliance, "java-console", 2) == [b"1", b"2"]
 
 
 @pytest.mark.long
