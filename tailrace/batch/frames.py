@@ -129,10 +129,11 @@ def keyless_count(frame: Frame, key_column: str) -> tuple[Frame, int]:
 
 
 def fitting(
-    frame: Frame, info: TopicInfo, key_column: str | None
+    frame: Frame, info: TopicInfo, key_column: str | None, delay_column: str | None = None
 ) -> tuple[Frame, str | None] | None:
     """A frame for a typed topic, with its key column: as it is if it has the topic's columns,
-    converted if it has those of an earlier version. None: it has others.
+    converted if it has those of an earlier version. None: it has others. `delay_column`: a column
+    beside them, which stays.
 
     Raises SchemaMismatchError.
     """
@@ -140,10 +141,12 @@ def fitting(
         frame = frame.batch()
     if isinstance(frame, pa.Table | pa.RecordBatch) and frame.schema.equals(info.schema):
         return frame, key_column
-    table = to_table(frame)
+    whole = table = to_table(frame)
+    if delay_column in table.column_names:
+        table = table.drop_columns([delay_column])
     names = table.column_names
     if len(names) == len(info.columns) and info.columns == set(names):
-        return table, key_column
+        return whole, key_column
     history = info.history
     version = None if len(info.schema_ids) == 1 else history.version_with(names)
     if version is None:
@@ -157,7 +160,10 @@ def fitting(
         raise SchemaMismatchError(error.detail) from None
     if key_column is not None:
         key_column = history.renamed(key_column, version) or key_column
-    return pa.Table.from_batches(converted, history.target), key_column
+    table = pa.Table.from_batches(converted, history.target)
+    if delay_column in whole.column_names:
+        table = table.append_column(delay_column, whole.column(delay_column))
+    return table, key_column
 
 
 def _numbers(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.int64]]:

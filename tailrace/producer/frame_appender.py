@@ -81,11 +81,11 @@ class FrameAppender:
             main = yield from self._metadata.load(topic)  # it may have been enabled since
         if partition is not None and partition_number(partition) >= len(main.queues):
             main = yield from self._metadata.load(topic)  # it may have been added since
-        if main.info.typed and not is_delayed:
-            found = frames.fitting(frame, main.info, key_column)
+        if main.info.typed:
+            found = frames.fitting(frame, main.info, key_column, delay_column)
             if found is None:
                 main = yield from self._metadata.load(topic)  # its schema may have been altered
-                found = frames.fitting(frame, main.info, key_column)
+                found = frames.fitting(frame, main.info, key_column, delay_column)
             frame, key_column = found or (frame, key_column)
         if main.info.compaction_key:
             frame, keyless = frames.keyless_count(frame, main.info.compaction_key)

@@ -102,7 +102,8 @@ def checked_row(value: object, info: TopicInfo) -> tuple[dict[str, Any], int]:
             "column -> value"
         )
     if not info.columns.issuperset(value):
-        older = info.history.row_of(value) if len(info.schema_ids) > 1 else None
+        topic = info.topic
+        older = topic.history.row_of(value) if len(topic.schema_ids) > 1 else None
         if older is not None:
             value = older
     if not info.columns.issuperset(value):

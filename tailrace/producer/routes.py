@@ -284,7 +284,8 @@ class ProducerMetadata:
             self._adopt(info)
 
     def _on_altered(self, info: TopicInfo) -> None:
-        """The topic has a newer schema, which its batches are converted to."""
+        """The topic, or its delay log, has a newer schema, which its batches are converted to."""
+        info = info.topic
         known = self.by_topic.get(info.name)
         if known is not None and known.info.topic_id == info.topic_id:
             self._adopt(info)

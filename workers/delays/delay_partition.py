@@ -16,6 +16,11 @@ Clients may write anything. A batch or row of the log that cannot be handled is 
 place, logged, counted and skipped. Its neighbours are delivered. After an error of disk or memory
 the partition is closed and opened again.
 
+When the schema of the topic is altered, so is that of its delay log. Rows stay in the version that
+they were written with, and are delivered in the topic's newest one. A batch of the old version that
+is on its way is refused, or appended before, by the worker. Its rows are taken back and encoded
+again.
+
 Owner: the scheduler.
 
 Invariants:
@@ -26,6 +31,8 @@ Invariants:
 - Files are removed after the manifest has dropped them.
 - Rows up to the closed tick are released. So a change behind a mark finds the same rows pending
   whenever the log is read.
+- Nothing is delivered while the newest versions of topic and delay log differ.
+- The log is read up to the first batch of a version that is not known yet.
 
 Crash: begin with the manifest and read the delay log from its cursor. The partition table has the
 last delivered row.
@@ -44,11 +51,19 @@ import pyarrow as pa
 from shm.crash_points import crash_point
 from shm.messages.lane_messages import Assignment
 from shm.tables.partition_table import PartitionState
-from tailrace.core.schedule.delays import NONE_DELIVERED, TICK_BITS, TICK_MASK, TICK_US
+from tailrace.core.errors import UnsupportedBatchError
+from tailrace.core.schedule.delays import (
+    DUE_COLUMN,
+    NONE_DELIVERED,
+    TICK_BITS,
+    TICK_MASK,
+    TICK_US,
+)
 from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_TRANSACTIONAL,
     BatchHeader,
     checksum_seed,
+    verify_batch,
 )
 from tailrace.format.record_batch.header_stamps import insert_header
 from workers.delays.changing_transaction import ChangingTransaction
@@ -62,6 +77,7 @@ from workers.delays.delivery_marks import RETRY_INTERVAL_NS, RETRY_NS, DeliveryM
 from workers.delays.listing import listed_rows
 from workers.delays.store.array_wheel import NEVER, Rows, no_rows
 from workers.delays.store.bucket_files import is_above
+from workers.delays.store.log_versions import DUE, LogVersions, UnusableSchemaError
 from workers.delays.store.pending_store import PendingStore
 from workers.delays.store.recurring_rows import RecurringRows
 from workers.segment.files import Files
@@ -72,6 +88,8 @@ COMMITTED_READ_BYTES = 64 << 10
 STUCK_TRIES = 10
 LEAD_TICKS = 10
 """Ticks are closed this long in advance, so that the mark's write to disk adds no lateness."""
+AWAIT_VERSION_NS = 10_000_000_000
+"""A worker may have an altered schema this long before the scheduler."""
 SET_BACK_TICKS = 1_000
 """A wall clock this far behind the closed tick was set back."""
 _SPANS_S = {"1m": 60, "1h": 3_600, "1d": 86_400}
@@ -91,6 +109,7 @@ class Sent:
     data: bytearray
     rows: Rows
     at_ns: int
+    schema_id: int
     tries: int = 1
 
 
@@ -121,18 +140,25 @@ class DelayPartition:
         self._log_state = log_state
         self._delivered = delivered
         self._send = send
-        self.batches = LogBatches(log.schema, topic.schema)
+        self.versions = LogVersions(log)
+        self.versions.check(topic)
+        self._has_topics_schema = True
+        """True if rows of the log's newest version are rows of the topic."""
+        self._awaits_version_ns: int | None = None
+        """Since then a batch in the log has waited for its version to be known."""
+        self.batches = LogBatches(self.versions)
         self.payload_max = payload_max
         self._log_seed = checksum_seed(log.topic_id, log.partition)
-        self._deliveries = Deliveries(self.batches.columns, topic.schema, payload_max)
-        self._aside = DeadDelays(files, directory, log.schema)
+        self._deliveries = Deliveries(self.versions, payload_max)
+        self._aside = DeadDelays(files, directory, self.versions)
         self._failure: Exception | None = None
         """Error of a request while it read the log. The partition must then be closed."""
-        self._store = PendingStore(files, directory, log.topic_id, self.batches.schema, now_ns)
-        empty = pa.RecordBatch.from_pylist([], schema=self.batches.schema).serialize()
-        self._marks = DeliveryMarks(empty, self._log_seed, self._store.closed, incarnation)
+        self._store = PendingStore(files, directory, log.topic_id, self.versions, now_ns)
+        self._marks = DeliveryMarks(
+            self._empty_message(), self._log_seed, self._store.closed, incarnation
+        )
         self._recurring = RecurringRows(
-            self._store.rows, self.batches.schema, self._store.recurring, self._aside.keep_row
+            self._store.rows, self.versions, self._store.recurring, self._aside.keep_row
         )
         self.intake = LogIngest(self._store, self._recurring, self.batches, self._aside)
         self.counters = self.intake.counters
@@ -164,6 +190,30 @@ class DelayPartition:
     def _max_message_bytes(self) -> int:
         return int(self.log.settings["max.message.bytes"])
 
+    def _empty_message(self) -> pa.Buffer:
+        return pa.RecordBatch.from_pylist([], schema=self.versions.newest).serialize()
+
+    def assign(self, assignment: Assignment) -> None:
+        """Take a later assignment of the topic or its delay log, with settings and schemas. An
+        unusable schema is raised by the next step.
+        """
+        is_altered = (
+            assignment.schema_id != (self.log if assignment.delay_of else self.topic).schema_id
+        )
+        if assignment.delay_of:
+            self.log = assignment
+        else:
+            self.topic = assignment
+        if not is_altered:
+            return
+        try:
+            if assignment.delay_of:
+                self.versions.update(assignment)
+                self._marks.use(self._empty_message())
+            self._has_topics_schema = self.versions.has_schema_of(self.topic)
+        except UnusableSchemaError as error:
+            self._failure = error
+
     def close(self) -> None:
         self._follower.close()
         self.transactions.close()
@@ -184,6 +234,8 @@ class DelayPartition:
         self._now_ns, self._wall_us = now_ns, wall_us
         self._store.set_time(now_ns, self._now_tick)
         self._is_lane_full = False
+        if not self._store.is_version_saved and not self._store.is_busy:
+            self._store.save_version()
         work = self._apply_delivered()
         work += self._read_log()
         work += self._store.load_upcoming()
@@ -235,6 +287,8 @@ class DelayPartition:
         ]
         if self._sent is not None:
             deadlines.append(self._sent.at_ns + RETRY_NS)
+        if self._awaits_version_ns is not None:
+            deadlines.append(self._awaits_version_ns + AWAIT_VERSION_NS)
         if self._may_ask_for_mark:
             deadlines.append(self._marks.retry_ns)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
@@ -263,6 +317,10 @@ class DelayPartition:
         gathered: list[LogBatch] = []
         byte_count = count = 0
         for header, data in self._follower.read(self._log_state()):
+            if header.schema_id > self.versions.newest_id and not header.is_control:
+                self._await_version(header)
+                break
+            self._awaits_version_ns = None
             if self._store.cursor == header.base_offset:
                 self._store.note_first_unsaved(self._wall_us - header.append_time_us)
             count += 1
@@ -291,6 +349,19 @@ class DelayPartition:
                     break
         self.intake.add(gathered)
         return count
+
+    def _await_version(self, header: BatchHeader) -> None:
+        """Read on from this batch when the controller has sent its version. Raises
+        UnusableSchemaError after AWAIT_VERSION_NS.
+        """
+        self._follower.seek(header.base_offset)
+        if self._awaits_version_ns is None:
+            self._awaits_version_ns = self._now_ns
+        elif self._now_ns - self._awaits_version_ns >= AWAIT_VERSION_NS:
+            raise UnusableSchemaError(
+                f"offset {header.base_offset} of the delay log has schema {header.schema_id}, and "
+                f"the newest version of the catalog is {self.versions.newest_id}"
+            )
 
     def catch_up(self) -> None:
         """Read what is settled now, for a request. Raises OSError. After any exception the
@@ -323,7 +394,7 @@ class DelayPartition:
             (ordinal & TICK_MASK) - 1,
             delivered,
             ready,
-            lambda rows: ticks_of(rows.column(self.batches.due), ordinal & TICK_MASK),
+            lambda rows: ticks_of(rows.column(DUE), ordinal & TICK_MASK),
         )
         self._marks.begin_epoch(ordinal)
         self._release(self._marks.closed_tick)
@@ -369,12 +440,28 @@ class DelayPartition:
         return insert_header(rows.serialize(), header, self._log_seed)
 
     def replacement(self, row: pa.RecordBatch, due_us: int, origin: int) -> pa.RecordBatch:
-        """See `LogBatches.replacement`."""
+        """See `LogBatches.replacement`. Raises UnsupportedBatchError."""
         return self.batches.replacement(row, due_us, origin)
 
     def cancellation(self, origin: int) -> pa.RecordBatch:
         """See `LogBatches.cancellation`."""
         return self.batches.cancellation(origin)
+
+    def renewed(self, change: bytearray) -> bytearray:
+        """Return a batch of `change_batch` in the log's newest version, or as it is if that cannot
+        hold its values or is too long.
+        """
+        header = verify_batch(memoryview(change), self._log_seed)
+        rows = pa.ipc.read_record_batch(
+            pa.ipc.read_message(pa.py_buffer(change)), self.versions.schema(header.schema_id)
+        )
+        try:
+            data = self.versions.to_newest(rows).serialize()
+        except UnsupportedBatchError:
+            return change
+        header.schema_id = self.log.schema_id
+        made = insert_header(data, header, self._log_seed)
+        return made if len(made) <= self.payload_max else change
 
     # ---- what is due -----------------------------------------------------------------------------
 
@@ -411,7 +498,12 @@ class DelayPartition:
 
     def _deliver(self) -> int:
         if self._sent is not None:
-            return self._resend(self._sent)
+            if self._sent.schema_id == self.topic.schema_id:
+                return self._resend(self._sent)
+            self._ready = np.concatenate([self._sent.rows, self._ready])
+            self._sent = None
+        if not self._has_topics_schema:
+            return 0
         previous = self._delivered()
         if previous != self._applied_delivered:
             self._drop_delivered(previous)
@@ -444,8 +536,9 @@ class DelayPartition:
         crash_point("scheduler.after_delivery")
         self.counters.lateness_us = self._wall_us - int(rows[0, 0]) * TICK_US
         self._sent = Sent(
-            (epoch_bits | int(rows[-1, 0]), int(rows[-1, 1])), previous, data, rows, self._now_ns
-        )
+            (epoch_bits | int(rows[-1, 0]), int(rows[-1, 1])), previous, data, rows, self._now_ns,
+            self.topic.schema_id,
+        )  # fmt: skip
         self._ready = self._ready[len(rows) :]
         return 1
 
@@ -573,15 +666,11 @@ class DelayPartition:
         self, begin: tuple[int, int], end_tick: int, limit: int, key: bytes | None
     ) -> tuple[list[dict[str, Any]], tuple[int, int] | None]:
         """See `listed_rows`. Raises OSError."""
-        places = (
-            [self.batches.due]
-            if self.topic.typed
-            else [self.batches.due, self.batches.schema.get_field_index("key")]
-        )
+        columns = [DUE_COLUMN] if self.topic.typed else [DUE_COLUMN, "key"]
         return listed_rows(
             self._store,
             self._recurring,
-            places,
+            columns,
             begin,
             end_tick,
             limit,

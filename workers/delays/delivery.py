@@ -8,6 +8,7 @@ and a single row that cannot pass is set aside.
 Owner: the scheduler, one for each partition.
 
 Invariants:
+- Rows of each version are delivered as rows of the topic's present schema.
 - A batch of several rows has at most max.message.bytes and DELIVERY_BYTES, decompressed.
 - A batch of a single row fits the lane to the worker. It may have been acknowledged under a larger
   max.message.bytes.
@@ -23,10 +24,11 @@ from typing import NamedTuple
 from shm.messages.lane_messages import Assignment
 from tailrace.batch import arrow_codec
 from tailrace.core.schedule.delays import TICK_US
-from tailrace.format.record_batch.arrow_metadata import read_schema
+from tailrace.format.record_batch.arrow_metadata import SchemaLayout, read_schema
 from tailrace.format.record_batch.batch_header import ATTRIBUTE_DELAYED, BatchHeader, checksum_seed
 from tailrace.format.record_batch.batch_validation import validate_batch
 from workers.delays.store.array_wheel import Rows
+from workers.delays.store.log_versions import LogVersions
 from workers.delays.store.pending_rows import PendingRows
 from workers.delays.store.recurring_rows import with_occurrence_times
 
@@ -46,12 +48,13 @@ class Delivery(NamedTuple):
 class Deliveries:
     """Encodes the batches of one partition."""
 
-    def __init__(self, columns: list[int], topic_schema: bytes, payload_max: int) -> None:
-        """`columns` are the topic's columns in the delay log's schema. `payload_max` is the largest
-        message of the lane to the worker, in bytes.
+    def __init__(self, versions: LogVersions, payload_max: int) -> None:
+        """`versions` are the delay log's. `payload_max` is the largest message of the lane to the
+        worker, in bytes.
         """
-        self._columns = columns
-        self._layout = read_schema(topic_schema)
+        self._versions = versions
+        self._layout: tuple[int, SchemaLayout] | None = None
+        """The topic's schema id and schema."""
         self._payload_max = payload_max
         self._rows_max = DELIVERY_ROWS
         """Row limit, lowered for a while after rows that could not be sent together."""
@@ -101,7 +104,7 @@ class Deliveries:
 
         Return None if there are too many. Raises ValueError for a single row that cannot pass.
         """
-        batch = pending.columns_of(rows, self._columns)
+        batch = pending.columns_of(rows, self._versions.topic_rows)
         is_single = len(rows) == 1
         limit = min(int(topic.settings["max.message.bytes"]), self._payload_max)
         if not is_single and batch.nbytes > min(DELIVERY_BYTES, limit):
@@ -136,8 +139,13 @@ class Deliveries:
                     f"carries {self._payload_max}"
                 )
             return None
-        validate_batch(data, header, self._layout, is_ours=True)
+        validate_batch(data, header, self._layout_of(topic), is_ours=True)
         return data
+
+    def _layout_of(self, topic: Assignment) -> SchemaLayout:
+        if self._layout is None or self._layout[0] != topic.schema_id:
+            self._layout = topic.schema_id, read_schema(topic.schema)
+        return self._layout[1]
 
 
 def _count_of_one_time(rows: Rows, pending: PendingRows) -> int:

@@ -71,6 +71,12 @@ class DeliveryMarks:
         """Time to request the mark again if it is not read."""
         return None if self._asked is None else self._asked[1] + RETRY_NS
 
+    def use(self, empty: Readable) -> None:
+        """Encode marks with this message from now on: the delay log's schema was altered. One on
+        its way may be refused, and is requested again after RETRY_NS.
+        """
+        self._empty = empty
+
     def asked(self, ordinal: int, now_ns: int) -> None:
         """Record that a mark was sent."""
         self._asked = ordinal, now_ns

@@ -32,7 +32,7 @@ _DUE, _KEY, _SIZE = 0, 1, 2
 def listed_rows(
     store: PendingStore,
     recurring: RecurringRows,
-    places: list[int],
+    columns: list[str],
     begin: tuple[int, int],
     end_tick: int,
     limit: int,
@@ -42,21 +42,21 @@ def listed_rows(
     """Return up to `limit` pending rows with (tick, offset) >= `begin` and tick < `end_tick`, in
     that order.
 
-    Also return the key of the last row checked, or None if there are no more. `places` has the
-    columns of the due times and, if there is one, of the keys. `key` selects rows of one key. At
-    most KEY_SCAN_ROWS are then checked in a call. Raises OSError.
+    Also return the key of the last row checked, or None if there are no more. `columns` names the
+    column of the due times and, if there is one, that of the keys. `key` selects rows of one key.
+    At most KEY_SCAN_ROWS are then checked in a call. Raises OSError.
     """
     page, last = store.page(
-        begin, end_tick, limit if key is None else KEY_SCAN_ROWS, places, _narrow,
-        reservations.listed(),
+        begin, end_tick, limit if key is None else KEY_SCAN_ROWS, columns, _narrow,
+        reservations.listed(columns),
     )  # fmt: skip
     result: list[dict[str, Any]] = []
-    for tick, offset, columns, row in page:
-        found = columns.column(_KEY)[row].as_py() if len(places) > _KEY else None
+    for tick, offset, rows, row in page:
+        found = rows.column(_KEY)[row].as_py() if len(columns) > _KEY else None
         if key is not None and found != key:
             continue
         upcoming = recurring.upcoming(offset) or reservations.upcoming(offset)
-        result.append(_described(tick, offset, columns, row, found, upcoming))
+        result.append(_described(tick, offset, rows, row, found, upcoming))
         if len(result) == limit:
             return result, (tick, offset)
     return result, last

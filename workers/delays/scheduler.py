@@ -269,10 +269,7 @@ class Scheduler:
         log_key = (assignment.delay_log or key[0], assignment.partition)
         partition = self._open.get(log_key)
         if partition is not None:
-            if assignment.delay_of:
-                partition.log = assignment
-            else:
-                partition.topic = assignment
+            partition.assign(assignment)
 
     def _close(self, key: tuple[str, int]) -> None:
         partition = self._open.pop(key, None)

@@ -59,6 +59,10 @@ class TopicInfo:
         self._defaults: dict[str, Any] | None = None
         self.delay_of = delay_of
         """The topic's name, of a delay log."""
+        self.topic: TopicInfo = self
+        """The topic itself, or that of a delay log. Its rows are those that programs give: a delay
+        log lacks the versions before it.
+        """
         self.delay_log: TopicInfo | None = None
         self.slot_map_version: int = 0 if delay_of else described.get("slot_map_version", 0)
         """0: the topic has no hash slots."""
@@ -91,6 +95,7 @@ class TopicInfo:
                 },
                 self.name,
             )
+            self.delay_log.topic = self
 
     @property
     def schema(self) -> pa.Schema:

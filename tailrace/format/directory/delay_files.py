@@ -9,7 +9,8 @@ endian:
     magic u32 | kind u32 | rows u32 | crc32c u32 | body u64 |
     first offset i64 | last offset i64 | min tick i64 | max tick i64                     (56 bytes)
     kind 1, rows:       ticks i64[rows] | offsets i64[rows], ascending |
-                        body: an Arrow RecordBatch message of the delay log's schema
+                        body: an Arrow RecordBatch message of the delay log's schema,
+                        of the version that `pending.json` names for the file
     kind 2, cancelled:  offsets i64[rows], of rows in chunks before it
 
 An offset may come again behind its cancellation: an aborted transaction returns the row.
@@ -43,7 +44,11 @@ RESERVING_PENDING_VERSION = 5
 """The version of a manifest with reserved rows, and of each later one of its partition once a row
 was returned: a build that cancels an offset in all of a file refuses it.
 """
-READ_VERSIONS = (2, 3, 4, 5)
+ALTERED_PENDING_VERSION = 6
+"""The version of a manifest whose delay log has several versions of its schema: a build that would
+read all rows by one of them refuses it.
+"""
+READ_VERSIONS = (2, 3, 4, 5, 6)
 """Version 2 had no `BucketEntry.first_crc`."""
 BUCKET_SUFFIX = ".pending"
 DAMAGED_SUFFIX = ".damaged"
@@ -118,6 +123,12 @@ class Manifest:
     """
     has_returned: bool = False
     """True if an aborted transaction has returned a row since the partition was made."""
+    schema_id: int = 0
+    """The newest version of the delay log's schema when this was written. 0: it has one version."""
+    file_schemas: dict[str, list[int]] = field(default_factory=dict)
+    """Schema id -> numbers of the files with its rows. Other files have rows of the first version,
+    and so has a recurring row without a `schema_id`.
+    """
 
     @property
     def kept_from(self) -> int:
@@ -132,6 +143,9 @@ class Manifest:
         # orjson encodes the entries itself. `asdict` would copy each first, a third of the
         # scheduler's time with thousands of files.
         fields = {name: getattr(self, name) for name in self.__slots__}
+        if self.schema_id:
+            return checked_json.encode({"version": ALTERED_PENDING_VERSION, **fields})
+        del fields["schema_id"], fields["file_schemas"]
         if self.reserved or self.has_returned:
             return checked_json.encode({"version": RESERVING_PENDING_VERSION, **fields})
         del fields["reserved"], fields["has_returned"]

@@ -113,16 +113,21 @@ class DelayWorld:
         self.wall_us = self.latest_us = BEGIN_US
         """`latest_us`: the latest that the wall clock ever showed."""
         self.now_ns = 1_000_000_000
-        self.topic = replace(assignment(retention_ms=-1), delay_log=LOG_ID.hex())
-        self.log = Assignment(
-            topic="t@delay", topic_id=LOG_ID, partition=0, partition_count=1, slot=1, version=1,
-            worker=0, front=0, data_dir=0, schema_id=1,
-            schema=to_message(SCHEMA), typed=False, delay_of=TOPIC_ID.hex(),
-            settings=self.topic.settings,
-        )  # fmt: skip
+        self.topic, self.log = self._assignments()
         self.bench = self._start(None)
         self.partition = self._open()
         self.token = 0
+
+    def _assignments(self) -> tuple[Assignment, Assignment]:
+        """Those of the topic and its delay log."""
+        topic = replace(assignment(retention_ms=-1), delay_log=LOG_ID.hex())
+        log = Assignment(
+            topic="t@delay", topic_id=LOG_ID, partition=0, partition_count=1, slot=1, version=1,
+            worker=0, front=0, data_dir=0, schema_id=1,
+            schema=to_message(SCHEMA), typed=False, delay_of=TOPIC_ID.hex(),
+            settings=topic.settings,
+        )  # fmt: skip
+        return topic, log
 
     # ---- processes -------------------------------------------------------------------------------
 
@@ -245,7 +250,7 @@ class DelayWorld:
         header = BatchHeader(
             record_count=rows.num_rows,
             last_offset_delta=rows.num_rows - 1,
-            schema_id=1,
+            schema_id=self.log.schema_id,
             due_us=token,
         )
         data = arrow_batch.encode_as(rows, header, LOG_SEED, "none")
@@ -257,13 +262,19 @@ class DelayWorld:
         assert self.bench.table.read(1).high_watermark == offset + rows.num_rows
         return offset
 
-    def schedule(self, delays_us: list[int]) -> None:
-        names = [f"r{len(self.rows) + n}" for n in range(len(delays_us))]
-        dues = [self.wall_us + delay for delay in delays_us]
+    def _rows(
+        self, names: list[str], dues: list[int], repeats: list[str | None] | None
+    ) -> pa.RecordBatch:
+        """Rows of the delay log that are named by their values."""
         plain = default_rows(
             [1] * len(names), [None] * len(names), [name.encode() for name in names], None
         )
-        offset = self._append(arrow_batch.with_delays(plain, SCHEMA, dues, None))
+        return arrow_batch.with_delays(plain, SCHEMA, dues, repeats)
+
+    def schedule(self, delays_us: list[int]) -> None:
+        names = [f"r{len(self.rows) + n}" for n in range(len(delays_us))]
+        dues = [self.wall_us + delay for delay in delays_us]
+        offset = self._append(self._rows(names, dues, None))
         for n, (name, due) in enumerate(zip(names, dues, strict=True)):
             self.rows[name] = Row(name, offset + n, due)
 
@@ -272,10 +283,9 @@ class DelayWorld:
         be the mark's.
         """
         name = f"again{len(self.recurring)}"
-        plain = default_rows([1], [None], [name.encode()], None)
         repeat = Recurrence(every_us=every_us).to_json()
         first_us = self.latest_us + delay_us
-        offset = self._append(arrow_batch.with_delays(plain, SCHEMA, [first_us], [repeat]))
+        offset = self._append(self._rows([name], [first_us], [repeat]))
         self.recurring[name] = RecurringRow(name, offset, first_us, every_us)
 
     def change(self, row: Row, due_us: int | None) -> None:
@@ -332,10 +342,14 @@ class DelayWorld:
                 data = memoryview(read_at(header.batch_length, position))
                 yield (
                     pa.ipc.read_record_batch(
-                        pa.ipc.read_message(pa.py_buffer(data)), DEFAULT_SCHEMA
+                        pa.ipc.read_message(pa.py_buffer(data)), self._schema_of(header)
                     ),
                     header,
                 )
+
+    def _schema_of(self, header: BatchHeader) -> pa.Schema:
+        """The schema of a batch of the topic."""
+        return DEFAULT_SCHEMA
 
     def stamps(self) -> list[tuple[str, int]]:
         """(name, timestamp in microseconds) of each record of the partition's log, in order."""

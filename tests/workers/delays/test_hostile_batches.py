@@ -24,7 +24,7 @@ from tailrace.format.record_batch.batch_header import (
     header_position,
     verify_batch,
 )
-from tailrace.format.schema import DEFAULT_SCHEMA, delay_schema, to_message
+from tailrace.format.schema import delay_schema, to_message
 from tailrace.kernel.reference_arrow import default_rows
 from tests.kit.batches import reseal
 from tests.kit.stepped.delays import LOG_SEED, SCHEMA, DelayWorld
@@ -32,8 +32,9 @@ from tests.kit.stepped.foreign_rows import FOREIGN, encoded, foreign, put
 from workers.append import batch_validation as batch_checks
 from workers.delays import dead_delays as set_aside
 from workers.delays import delivery
-from workers.delays.delay_log.batches import LogBatches, RefusedBatchError, UnusableSchemaError
+from workers.delays.delay_log.batches import LogBatches, RefusedBatchError
 from workers.delays.store import recurring_rows
+from workers.delays.store.log_versions import LogVersions, UnusableSchemaError
 
 MS, SECOND, DAY = 1_000, 1_000_000, 86_400_000_000
 """Begins the values of records that a test puts in beside the world's own."""
@@ -283,7 +284,7 @@ def bomb(rows: int, letters: int) -> tuple[BatchHeader, memoryview]:
 @pytest.mark.parametrize(("rows", "letters"), [(1, 80 << 20), (700_000, 0)])
 def test_bombs_are_refused_before_anything_is_unpacked(rows: int, letters: int) -> None:
     header, data = bomb(rows, letters)
-    batches = LogBatches(to_message(SCHEMA), to_message(DEFAULT_SCHEMA))
+    batches = LogBatches(LogVersions(DelayWorld(1).log))
     before = pa.total_allocated_bytes()
     with pytest.raises(RefusedBatchError, match=r"unpacks|decompress"):
         batches.decode(header, data, 1 << 20)
@@ -329,10 +330,13 @@ def test_a_client_cannot_cancel_or_replace_by_rows_that_name_an_origin(with_due:
 
 def test_a_delay_log_whose_schema_is_not_its_topics_is_not_opened() -> None:
     topic = pa.schema([("n", pa.int64()), ("n", pa.int64())])
-    found = LogBatches(to_message(delay_schema(topic)), to_message(topic))
-    assert (found.columns, found.due, found.origin, found.repeat) == ([0, 1], 2, 3, 4), (
-        "names need not be different"
-    )
+    world = DelayWorld(1)
+
+    def check(log: bytes) -> None:
+        versions = LogVersions(replace(world.log, schema=log))
+        versions.check(replace(world.topic, schema=to_message(topic)))
+
+    check(to_message(delay_schema(topic)))  # names need not be different
     for other in (
         pa.schema(
             [*topic, ("@due_us", pa.float64()), ("@origin", pa.int64()), ("@repeat", pa.utf8())]
@@ -341,9 +345,9 @@ def test_a_delay_log_whose_schema_is_not_its_topics_is_not_opened() -> None:
         topic,
     ):
         with pytest.raises(UnusableSchemaError):
-            LogBatches(to_message(other), to_message(topic))
+            check(to_message(other))
     with pytest.raises(UnusableSchemaError):
-        LogBatches(b"nonsense", to_message(topic))
+        check(b"nonsense")
 
 
 # ---- recurrences ---------------------------------------------------------------------------------

@@ -183,7 +183,7 @@ def test_a_delay_log_that_cannot_be_opened_keeps_no_other_from_it(
 ) -> None:
     running = Running(["bad", "good"])
     with monkeypatch.context() as patch:
-        patch.setattr("workers.delays.delay_log.batches.from_message", _unknown_type)
+        patch.setattr("workers.delays.store.log_versions.from_message", _unknown_type)
         running.step()
         assert running.open_topics() == set()
     running.step(1.1)

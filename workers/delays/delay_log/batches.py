@@ -7,7 +7,8 @@ contents are validated here.
 Owner: pure. The scheduler has one for each partition.
 
 Invariants:
-- Rows have the delay log's schema, as many as the header says, one for each offset.
+- Rows have the version of the delay log's schema that their header names, as many as the header
+  says, one for each offset.
 - Each row has a due time that fits a tick.
 - Only rows written by the appliance have an origin: no client cancels or replaces a row by writing.
 - Decompressed bytes <= UNPACKED_MAX_BYTES, and rows <= decompressed bytes / 8, since each has a due
@@ -23,11 +24,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.core.schedule.delays import DELAY_COLUMNS, DUE_TICK_MAX, TICK_US
-from tailrace.format.record_batch.arrow_metadata import ArrowMetadataError, read_schema
+from tailrace.core.schedule.delays import DUE_TICK_MAX, TICK_US
+from tailrace.format.record_batch.arrow_metadata import (
+    ArrowMetadataError,
+    SchemaLayout,
+    read_schema,
+)
 from tailrace.format.record_batch.batch_header import BatchHeader
 from tailrace.format.record_batch.batch_validation import unpacked_bytes, validate_batch
-from tailrace.format.schema import DELAY_FIELDS, from_message
+from tailrace.format.schema import DELAY_FIELDS
+from workers.delays.store.log_versions import DUE, ORIGIN, REPEAT, LogVersions
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 UNPACKED_FACTOR = 16
@@ -41,10 +47,6 @@ DUE_MAX_US = DUE_TICK_MAX * TICK_US
 
 class RefusedBatchError(ValueError):
     """The scheduler refuses a batch of a delay log. The message says why."""
-
-
-class UnusableSchemaError(ValueError):
-    """Delayed records of a topic with this schema cannot be delivered. The message says why."""
 
 
 @dataclass(slots=True)
@@ -67,28 +69,10 @@ def unpacked_limit(max_message_bytes: int) -> int:
 class LogBatches:
     """Decodes the batches of one delay log."""
 
-    def __init__(self, log_schema: bytes, topic_schema: bytes) -> None:
-        """Both schemas are Arrow messages. Raises UnusableSchemaError."""
-        try:
-            self.schema = from_message(log_schema)
-            topic = from_message(topic_schema)
-            self._layout = read_schema(log_schema)
-        except Exception as error:
-            # pyarrow raises KeyError, ArrowInvalid and others for unknown schemas
-            raise UnusableSchemaError(
-                f"its schema cannot be read: {type(error).__name__}: {error}"
-            ) from None
-        requested = [field.type for field in (*topic, *DELAY_FIELDS)]
-        if [field.type for field in self.schema] != requested or tuple(
-            self.schema.names[-len(DELAY_COLUMNS) :]
-        ) != DELAY_COLUMNS:
-            raise UnusableSchemaError(
-                "the delay log's schema is not the topic's schema with the columns @due_us, "
-                "@origin and @repeat appended"
-            )
-        self.columns = list(range(len(topic)))
-        """Indices of the topic's own columns. Names need not be unique."""
-        self.due, self.origin, self.repeat = range(len(topic), len(topic) + len(DELAY_COLUMNS))
+    def __init__(self, versions: LogVersions) -> None:
+        self.versions = versions
+        self._layouts: dict[int, SchemaLayout] = {}
+        """By schema id."""
 
     def decode(self, header: BatchHeader, data: memoryview, max_message_bytes: int) -> LogBatch:
         """Return the rows of one batch. Raises RefusedBatchError, MemoryError."""
@@ -97,9 +81,11 @@ class LogBatches:
                 f"the batch has {header.record_count} rows for {header.last_offset_delta + 1} "
                 f"offsets{' and is sparse' * header.is_sparse}"
             )
+        if header.schema_id not in self.versions:
+            raise RefusedBatchError(f"the delay log has no schema {header.schema_id}")
         limit = unpacked_limit(max_message_bytes)
         try:
-            validate_batch(data, header, self._layout, is_ours=True)
+            validate_batch(data, header, self._layout(header.schema_id), is_ours=True)
             size = unpacked_bytes(data, header)
         except (ValueError, ArrowMetadataError) as error:
             raise RefusedBatchError(str(error)) from None
@@ -108,7 +94,8 @@ class LogBatches:
                 f"{header.record_count} rows decompress to {size} bytes; the limit is {limit}"
             )
         try:
-            rows = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data)), self.schema)
+            schema = self.versions.schema(header.schema_id)
+            rows = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data)), schema)
             rows.validate(full=True)
         except MemoryError:
             raise
@@ -121,7 +108,7 @@ class LogBatches:
             )
         # Delay fields of a client's batch are -1 or 0: the worker refuses others.
         is_change = header.due_us > 0
-        due, origin, repeat = (rows.column(place) for place in (self.due, self.origin, self.repeat))
+        due, origin, repeat = (rows.column(place) for place in (DUE, ORIGIN, REPEAT))
         is_plain = not due.null_count and repeat.null_count == len(repeat)
         if not is_change and (header.delay_position > 0 or origin.null_count < len(origin)):
             rows = self.owned(rows, owner_in(header))
@@ -133,12 +120,12 @@ class LogBatches:
         """
         value = pa.scalar(-owner if owner else None, pa.int64())
         return rows.set_column(
-            self.origin, self.schema.field(self.origin), pa.repeat(value, rows.num_rows)
+            rows.num_columns + ORIGIN, DELAY_FIELDS[ORIGIN], pa.repeat(value, rows.num_rows)
         )
 
     def owner_of(self, row: pa.RecordBatch) -> int:
         """Return the owner of a pending row, 0 if it has none."""
-        origin = row.column(self.origin)[0].as_py()
+        origin = row.column(ORIGIN)[0].as_py()
         return -origin if origin is not None and origin < 0 else 0
 
     def select(
@@ -150,40 +137,43 @@ class LogBatches:
 
     def has_due(self, batch: LogBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Return one boolean per row: True if it has a due time."""
-        found: np.ndarray[Any, np.dtype[np.bool_]] = pc.is_valid(
-            batch.rows.column(self.due)
-        ).to_numpy(zero_copy_only=False)
+        found: np.ndarray[Any, np.dtype[np.bool_]] = pc.is_valid(batch.rows.column(DUE)).to_numpy(
+            zero_copy_only=False
+        )
         return found
 
     def recurs(self, batch: LogBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Return one boolean per row: True if it recurs."""
         found: np.ndarray[Any, np.dtype[np.bool_]] = pc.is_valid(
-            batch.rows.column(self.repeat)
+            batch.rows.column(REPEAT)
         ).to_numpy(zero_copy_only=False)
         return found
 
     def replacement(self, row: pa.RecordBatch, due_us: int, origin: int) -> pa.RecordBatch:
-        """Return a delay log row that moves `row`, at offset `origin`, to another due time."""
-        values = {self.due: due_us, self.origin: origin}
-        columns = [
-            pa.array([values[index]], field.type) if index in values else row.column(index)
-            for index, field in enumerate(self.schema)
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        """Return a delay log row of the newest version that moves `row`, at offset `origin`, to
+        another due time. Raises UnsupportedBatchError.
+        """
+        columns = self.versions.to_newest(row).columns
+        columns[DUE] = pa.array([due_us], pa.int64())
+        columns[ORIGIN] = pa.array([origin], pa.int64())
+        return pa.RecordBatch.from_arrays(columns, schema=self.versions.newest)
 
     def cancellation(self, origin: int) -> pa.RecordBatch:
         """Return a delay log row that cancels the row at offset `origin`."""
-        columns = [
-            pa.array([origin], field.type) if index == self.origin else pa.nulls(1, field.type)
-            for index, field in enumerate(self.schema)
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        columns = [pa.nulls(1, field.type) for field in self.versions.newest]
+        columns[ORIGIN] = pa.array([origin], pa.int64())
+        return pa.RecordBatch.from_arrays(columns, schema=self.versions.newest)
 
     def barrier(self) -> pa.RecordBatch:
         """Return a delay log row that changes nothing."""
-        return pa.RecordBatch.from_arrays(
-            [pa.nulls(1, field.type) for field in self.schema], schema=self.schema
-        )
+        columns = [pa.nulls(1, field.type) for field in self.versions.newest]
+        return pa.RecordBatch.from_arrays(columns, schema=self.versions.newest)
+
+    def _layout(self, schema_id: int) -> SchemaLayout:
+        found = self._layouts.get(schema_id)
+        if found is None:
+            found = self._layouts[schema_id] = read_schema(self.versions.message(schema_id))
+        return found
 
 
 def owner_in(header: BatchHeader) -> int:

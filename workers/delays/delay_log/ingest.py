@@ -31,6 +31,7 @@ from workers.delays.delay_log.batches import (
     owner_in,
     ticks_of,
 )
+from workers.delays.store.log_versions import DUE, ORIGIN, REPEAT, version_of
 from workers.delays.store.pending_rows import one_batch, table_of
 from workers.delays.store.pending_store import PendingStore
 from workers.delays.store.recurring_rows import RecurringRows
@@ -84,17 +85,22 @@ class LogIngest:
         try:
             return self.batches.decode(header, data, max_message_bytes)
         except RefusedBatchError as error:
-            self._aside.keep(header.base_offset, header.record_count, str(error), data)
+            self._aside.keep(
+                header.base_offset, header.record_count, str(error), data, header.schema_id
+            )
             return None
 
     def add(self, gathered: list[LogBatch]) -> None:
         """Add batches of the log, in order.
 
-        Plain rows of consecutive batches become one run. Raises OSError.
+        Plain rows of consecutive batches of one version become one run. Raises OSError.
         """
         plain: list[LogBatch] = []
         for batch in gathered:
             if batch.is_plain:
+                if plain and plain[-1].header.schema_id != batch.header.schema_id:
+                    self._add_plain(plain)
+                    plain = []
                 plain.append(batch)
                 continue
             self._add_plain(plain)
@@ -135,7 +141,7 @@ class LogIngest:
     def _ticks_of(
         self, rows: pa.RecordBatch, header: BatchHeader
     ) -> np.ndarray[Any, np.dtype[np.int64]]:
-        return ticks_of(rows.column(self.batches.due), header.min_tick & TICK_MASK)
+        return ticks_of(rows.column(DUE), header.min_tick & TICK_MASK)
 
     def _add_some(self, batch: LogBatch) -> None:
         """Add a client's batch in which some rows recur or have no due time, which only the
@@ -148,6 +154,7 @@ class LogIngest:
                 int((~has_due).sum()),
                 "rows without a due time",
                 batch.data,
+                batch.header.schema_id,
             )
         offsets, rows = self.batches.select(batch, has_due & ~recurs)
         self._store.rows.add(
@@ -163,10 +170,7 @@ class LogIngest:
         A request may wait for the outcomes.
         """
         outcomes: list[Outcome] = []
-        columns = [
-            batch.rows.column(place).to_pylist()
-            for place in (self.batches.due, self.batches.origin, self.batches.repeat)
-        ]
+        columns = [batch.rows.column(place).to_pylist() for place in (DUE, ORIGIN, REPEAT)]
         for row, (due_us, origin, repeat) in enumerate(zip(*columns, strict=True)):
             offset = batch.header.base_offset + row
             if origin is not None and self.is_reserved(origin):
@@ -205,15 +209,15 @@ class LogIngest:
         is the ordinal that is closed there.
         """
         header = replace(marker, min_tick=closed)
-        plain: list[tuple[int, pa.RecordBatch]] = []
+        plain: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
         for offset, row, due_us in sorted(rows, key=lambda each: each[0]):
-            if row.column(self.batches.repeat).null_count:
-                plain.append((offset, row))
+            if row.column(REPEAT).null_count:
+                plain.setdefault(version_of(row), []).append((offset, row))
             else:
                 self._add_recurring(header, offset, row, due_us)
-        if plain:
-            together = one_batch(table_of([row for _, row in plain]))
-            offsets = np.array([offset for offset, _ in plain], np.int64)
+        for of_version in plain.values():
+            together = one_batch(table_of([row for _, row in of_version]))
+            offsets = np.array([offset for offset, _ in of_version], np.int64)
             self._store.rows.add(offsets, self._ticks_of(together, header), together)
 
     def _add_recurring(
@@ -221,10 +225,10 @@ class LogIngest:
     ) -> None:
         """Add a recurring row. `due_us` is its next due time, by default that of the row."""
         if due_us is None:
-            due_us = row.column(self.batches.due)[0].as_py()
+            due_us = row.column(DUE)[0].as_py()
         due_us = min(max(0, due_us), DUE_MAX_US)
         try:
-            recurrence = Recurrence.from_json(row.column(self.batches.repeat)[0].as_py())
+            recurrence = Recurrence.from_json(row.column(REPEAT)[0].as_py())
             self._recurring.add(
                 offset, recurrence, due_us, row, header.min_tick & TICK_MASK, header.append_time_us
             )
@@ -237,6 +241,7 @@ class LogIngest:
             batch.header.record_count,
             f"{type(error).__name__}: {error}",
             batch.data,
+            batch.header.schema_id,
         )
 
     # ---- cancelling ------------------------------------------------------------------------------

@@ -36,8 +36,9 @@ from workers.delays.changing_transaction import Key
 from workers.delays.delay_log.batches import LogBatch, owner_in, shown_due_us
 from workers.delays.delay_log.ingest import LogIngest, Outcome
 from workers.delays.store.bucket_files import Ints
+from workers.delays.store.log_versions import DUE, ORIGIN, REPEAT
 from workers.delays.store.pending_pages import Others
-from workers.delays.store.pending_rows import gather
+from workers.delays.store.pending_rows import gather, take_rows
 
 ROW_BYTES = 600
 """Memory of a reservation beside its columns."""
@@ -77,7 +78,7 @@ class Reservations:
             if batch is None:
                 continue
             key, number = (producer_id, epoch), batch.header.previous_position
-            origins = batch.rows.column(intake.batches.origin)
+            origins = batch.rows.column(ORIGIN)
             for place, upcoming_us in zip(taken[::2], taken[1::2], strict=True):
                 reserved = Reserved(key, number, batch, place, upcoming_us)
                 self._rows[origins[place].as_py()] = reserved
@@ -119,7 +120,7 @@ class Reservations:
         """Reserve the rows of a change. Return the outcome of each, if the transaction commits.
         Raises OSError.
         """
-        origins = batch.rows.column(self._intake.batches.origin).to_pylist()
+        origins = batch.rows.column(ORIGIN).to_pylist()
         places = range(0, len(origins) - 1, 2)
         return [
             False if origins[place] is None else self._reserve(batch, place, origins[place])
@@ -139,14 +140,14 @@ class Reservations:
         upcoming = self._intake.upcoming(origin)
         if not self._intake.cancel(origin):
             return False
-        due_us = batch.rows.column(self._intake.batches.due)[place].as_py() or 0
+        due_us = batch.rows.column(DUE)[place].as_py() or 0
         upcoming_us = due_us if upcoming is None else upcoming[0]
         reserved = self._rows[origin] = Reserved(key, number, batch, place, upcoming_us)
         return self._outcome_of(reserved)
 
     def _outcome_of(self, reserved: Reserved) -> Outcome:
         batch, place = reserved.batch, reserved.place + 1
-        due_us = batch.rows.column(self._intake.batches.due)[place].as_py()
+        due_us = batch.rows.column(DUE)[place].as_py()
         return None if due_us is None else (batch.header.base_offset + place, due_us)
 
     def end(self, marker: BatchHeader, closed: int) -> bool:
@@ -178,8 +179,8 @@ class Reservations:
 
     # ---- showing ---------------------------------------------------------------------------------
 
-    def listed(self) -> Others | None:
-        """Return the rows for `page_of`: they are pending until the commit."""
+    def listed(self, columns: list[str]) -> Others | None:
+        """Return columns of the rows for `page_of`: they are pending until the commit."""
         if not self._rows:
             return None
         reserved = list(self._rows.values())
@@ -189,8 +190,8 @@ class Reservations:
         def rows_at(places: Ints) -> pa.RecordBatch:
             return gather(
                 [
-                    (reserved[place].batch.rows, np.array([reserved[place].place]))
-                    for place in places.tolist()
+                    take_rows(each.batch.rows.select(columns), np.array([each.place]))
+                    for each in (reserved[place] for place in places.tolist())
                 ]
             )
 
@@ -201,5 +202,5 @@ class Reservations:
         reserved = self._rows.get(offset)
         if reserved is None:
             return None
-        repeat = self.row_of(offset).column(self._intake.batches.repeat)[0].as_py()
+        repeat = self.row_of(offset).column(REPEAT)[0].as_py()
         return None if repeat is None else (reserved.upcoming_us, Recurrence.from_json(repeat))

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from shm.messages.lane_messages import Assignment
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError, UnknownDelayError
-from tailrace.core.schedule.delays import delay_id, parse_delay_id, tick_of
+from tailrace.core.schedule.delays import DUE_COLUMN, delay_id, parse_delay_id, tick_of
 from tailrace.protocol.frame import Api
 from workers.delays.requests.validation import ChangeItem
 
@@ -85,6 +85,8 @@ class Part:
     partition: DelayPartition
     token: int
     batch: bytearray
+    schema_id: int
+    """The version of the delay log's schema that the batch has."""
     rows: list[int]
     """Indices of the request's items in this batch."""
     is_sent: bool = False
@@ -243,7 +245,14 @@ class DelayChanges:
         if len(batch) <= limit:
             partition.changes[token] = Change()
             change.parts.append(
-                Part(place, partition, token, batch, [number for number, _ in rows])
+                Part(
+                    place,
+                    partition,
+                    token,
+                    batch,
+                    partition.log.schema_id,
+                    [number for number, _ in rows],
+                )
             )
         elif len(rows) == 1:
             message = f"the record takes {len(batch)} bytes in the delay log; the limit is {limit}"
@@ -305,7 +314,7 @@ class DelayChanges:
             change = partition.replacement(row, item.due_us, key.offset)
         if transaction is None:
             return place, owner, [change]
-        due_us = row.column(partition.batches.due)[0].as_py()
+        due_us = row.column(DUE_COLUMN)[0].as_py()
         return place, owner, [partition.replacement(row, due_us, key.offset), change]
 
     def _row_of(
@@ -394,6 +403,9 @@ class DelayChanges:
 
     def _send(self, part: Part, now_ns: int) -> None:
         """Send a batch, or send it again when it is time."""
+        schema_id = part.partition.log.schema_id
+        if part.schema_id != schema_id:  # the worker refuses what was not appended before
+            part.batch, part.schema_id = part.partition.renewed(part.batch), schema_id
         if part.is_sent and now_ns < part.resend_ns:
             return
         if self._write(part.partition.log, part.batch):

@@ -77,8 +77,12 @@ def width_of(level: int) -> int:
 class BucketFile:
     """One bucket file. It is open only within a call."""
 
-    def __init__(self, files: Files, directory: str, entry: BucketEntry) -> None:
+    def __init__(
+        self, files: Files, directory: str, entry: BucketEntry, schema_id: int = 0
+    ) -> None:
         self.entry = entry
+        self.schema_id = schema_id
+        """The version of the delay log's schema that all its rows have."""
         self._files = files
         self.name = entry.file_name
         self.path = f"{directory}/{self.name}"
@@ -107,10 +111,13 @@ class BucketFile:
     def is_to_load(self) -> bool:
         return not self.is_loaded and not self.is_making
 
-    def accepts_rows_of(self, unsaved_delivered: tuple[int, int]) -> bool:
-        """True if rows may be appended of which those up to `unsaved_delivered` are delivered."""
+    def accepts_rows_of(self, unsaved_delivered: tuple[int, int], schema_id: int) -> bool:
+        """True if rows of this version may be appended, of which those up to `unsaved_delivered`
+        are delivered.
+        """
         return (
             not self.is_loaded
+            and self.schema_id == schema_id
             and self.saved_delivered == NONE_DELIVERED
             and self.unsaved_delivered == unsaved_delivered
         )

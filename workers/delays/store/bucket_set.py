@@ -35,6 +35,7 @@ from tailrace.format.directory.delay_files import (
 )
 from workers.delays.store.array_wheel import NEVER
 from workers.delays.store.bucket_files import LOWEST_LEVEL, BucketFile, Ints, buckets_of, width_of
+from workers.delays.store.log_versions import LogVersions, UnusableSchemaError
 from workers.delays.store.open_batches import LogSnapshot
 from workers.log.files.delay_manifest import load_manifest, save_manifest
 from workers.segment.files import Files
@@ -49,16 +50,26 @@ _START_MASK = (1 << _LEVEL_SHIFT) - 1
 class BucketSet:
     """Bucket files of one partition."""
 
-    def __init__(self, files: Files, directory: str, topic_id: bytes, schema: pa.Schema) -> None:
+    def __init__(
+        self, files: Files, directory: str, topic_id: bytes, versions: LogVersions
+    ) -> None:
         """Load the manifest of the delay log in `directory`.
 
         Raises OSError, PendingDamagedError.
         """
         self._files = files
         self._directory = directory
-        self._schema = schema
+        self._versions = versions
         self.manifest = load_manifest(files, directory, topic_id)
-        self.all = [BucketFile(files, directory, entry) for entry in self.manifest.files]
+        schema_ids = {
+            number: int(schema_id)
+            for schema_id, numbers in self.manifest.file_schemas.items()
+            for number in numbers
+        }
+        self.all = [
+            BucketFile(files, directory, entry, schema_ids.get(entry.number, versions.oldest_id))
+            for entry in self.manifest.files
+        ]
         self.lost_rows = 0
         """Number of rows in damaged chunks."""
         self._remove_unreferenced_files()
@@ -143,13 +154,23 @@ class BucketSet:
                 ):
                     continue
                 try:
-                    yield chunk, *file.read_rows(chunk, self._schema)
+                    yield chunk, *self.read_rows(file, chunk)
                 except PendingDamagedError as error:
                     file.is_damaged = True
                     self._note_lost(chunk.rows, error)
         except PendingDamagedError as error:
             file.is_damaged = True
             self._note_lost(file.entry.rows, error)
+
+    def read_rows(self, file: BucketFile, chunk: Chunk) -> tuple[Ints, Ints, pa.RecordBatch]:
+        """Return (ticks, offsets, rows) of a chunk, in the version of its file. Raises OSError,
+        PendingDamagedError.
+        """
+        try:
+            schema = self._versions.schema(file.schema_id)
+        except UnusableSchemaError as error:
+            raise PendingDamagedError(f"{file.path}: {error}") from None
+        return file.read_rows(chunk, schema)
 
     def _note_lost(self, rows: int, error: PendingDamagedError) -> None:
         self.lost_rows += rows
@@ -172,10 +193,16 @@ class BucketSet:
     # ---- writing ---------------------------------------------------------------------------------
 
     def open_bucket(
-        self, label: int, but: BucketFile | None = None, *, is_making: bool = False
+        self,
+        label: int,
+        schema_id: int,
+        but: BucketFile | None = None,
+        *,
+        is_making: bool = False,
     ) -> BucketFile:
-        """Return the file to which a bucket's rows are appended, a new one if needed. `but`: the
-        file that they are moved from. `is_making` marks a new file as not to be loaded yet.
+        """Return the file to which a bucket's rows of a version are appended, a new one if needed.
+        `but`: the file that they are moved from. `is_making` marks a new file as not to be loaded
+        yet.
         """
         level, start = label >> _LEVEL_SHIFT, label & _START_MASK
         delivered = NONE_DELIVERED if but is None else but.unsaved_delivered
@@ -184,7 +211,7 @@ class BucketSet:
             for f in self.all
             if f.entry.level == level
             and f.entry.start == start
-            and f.accepts_rows_of(delivered)
+            and f.accepts_rows_of(delivered, schema_id)
             and f is not but
         ]
         if taking:
@@ -193,6 +220,7 @@ class BucketSet:
             self._files,
             self._directory,
             BucketEntry(level, start, self.manifest.next_number, 0, 0, 0, 0),
+            schema_id,
         )
         self.manifest.next_number += 1
         file.is_making = is_making
@@ -225,7 +253,12 @@ class BucketSet:
         if cursor is not None:
             for file in self.all:
                 file.note_cursor_moved()
-        manifest = replace(self.manifest, files=[replace(file.entry) for file in self.all])
+        manifest = replace(
+            self.manifest,
+            files=[replace(file.entry) for file in self.all],
+            schema_id=self._versions.newest_id if self._versions.is_altered else 0,
+            file_schemas=self._file_schemas(),
+        )
         if cursor is not None:
             manifest.cursor, manifest.closed, manifest.recurring = cursor, closed, recurring or []
             if log is not None:
@@ -233,6 +266,13 @@ class BucketSet:
                 manifest.reserved, manifest.has_returned = log.reserved, log.has_returned
         save_manifest(self._files, self._directory, manifest)
         self.manifest = manifest
+
+    def _file_schemas(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        if self._versions.is_altered:
+            for file in self.all:
+                found.setdefault(str(file.schema_id), []).append(file.entry.number)
+        return found
 
     def remove(self, gone: Sequence[BucketFile]) -> None:
         """Remove files, after the manifest has dropped them. A damaged one is renamed and kept for

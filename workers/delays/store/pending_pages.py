@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tailrace.format.directory.delay_files import PendingDamagedError
+from tailrace.format.directory.delay_files import Chunk, PendingDamagedError
 from workers.delays.store.array_wheel import NEVER
 from workers.delays.store.bucket_files import BucketFile, Ints, is_above
 from workers.delays.store.pending_rows import PendingRows
@@ -27,7 +27,9 @@ logger = logging.getLogger(__name__)
 Listed = tuple[int, int, pa.RecordBatch, int]
 """(tick, offset, batch, row in it)."""
 Others = tuple[Ints, Ints, Callable[[Ints], pa.RecordBatch]]
-"""(ticks, offsets, places -> rows) of pending rows that are neither in memory nor in a file."""
+"""(ticks, offsets, places -> columns of the page) of pending rows that are neither in memory nor in
+a file.
+"""
 _TICK, _OFFSET, _SOURCE, _PLACE = range(4)
 
 
@@ -95,11 +97,11 @@ class _Page:
 def page_of(
     rows: PendingRows,
     files: Sequence[BucketFile],
-    schema: pa.Schema,
+    read_rows: Callable[[BucketFile, Chunk], tuple[Ints, Ints, pa.RecordBatch]],
     begin: tuple[int, int],
     end_tick: int,
     limit: int,
-    columns: list[int],
+    columns: list[str],
     shown: Callable[[pa.RecordBatch], pa.RecordBatch],
     others: Others | None = None,
 ) -> tuple[list[Listed], tuple[int, int] | None]:
@@ -107,8 +109,9 @@ def page_of(
     in order.
 
     Also return the key of the last row, or None if there are no more. `files` are those whose rows
-    are not in memory. `columns` are the columns to copy, `shown` reduces them. Rows of a damaged
-    chunk are left out and logged. Raises OSError.
+    are not in memory, and `read_rows` reads a chunk of one. `columns` are the columns to copy,
+    which all versions have, `shown` reduces them. Rows of a damaged chunk are left out and logged.
+    Raises OSError.
     """
 
     def within(ticks: Ints, offsets: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -120,7 +123,9 @@ def page_of(
         waiting[:, 0],
         waiting[:, 1],
         np.arange(len(waiting)),
-        lambda places: shown(rows.columns_of(waiting[places], columns)),
+        lambda places: shown(
+            rows.columns_of(waiting[places], lambda run, at: run.select(columns).take(pa.array(at)))
+        ),
     )
     if others is not None:
         ticks, offsets, rows_at = others
@@ -129,7 +134,7 @@ def page_of(
             ticks[places],
             offsets[places],
             places,
-            lambda places: shown(rows_at(places).select(columns)),
+            lambda places: shown(rows_at(places)),
         )
     for file in sorted(files, key=lambda file: file.entry.start):
         if file.last_tick < begin[0] or file.entry.start >= end_tick:
@@ -150,11 +155,10 @@ def page_of(
                 left = file.left(chunk, ticks, offsets)
 
                 def read(
-                    places: Ints, file: BucketFile = file, chunk: Any = chunk
+                    places: Ints, file: BucketFile = file, chunk: Chunk = chunk
                 ) -> pa.RecordBatch:
-                    return shown(
-                        file.read_rows(chunk, schema)[2].select(columns).take(pa.array(places))
-                    )
+                    found = read_rows(file, chunk)[2]
+                    return shown(found.select(columns).take(pa.array(places)))
 
                 page.offer(ticks[left], offsets[left], places[left], read)
         except PendingDamagedError as error:

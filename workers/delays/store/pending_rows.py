@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from workers.delays.store.array_wheel import ArrayWheel, Rows, rows_of
+from workers.delays.store.array_wheel import ArrayWheel, Rows, rows_of, split
+from workers.delays.store.log_versions import version_of
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
@@ -36,7 +37,7 @@ ROW_BYTES = 41
 
 @dataclass(slots=True)
 class Run:
-    """Rows of the delay log's schema, by ascending offset."""
+    """Rows of one version of the delay log's schema, by ascending offset."""
 
     offsets: Ints
     ticks: Ints
@@ -57,9 +58,18 @@ class Run:
         return int(self.rows.nbytes) + ROW_BYTES * len(self.offsets)
 
 
-def gather(pieces: list[tuple[pa.RecordBatch, Ints]], order: Ints | None = None) -> pa.RecordBatch:
-    """Copy the named rows of several batches into one batch, ordered by `order`."""
-    table = pa.Table.from_batches([batch.take(pa.array(rows)) for batch, rows in pieces])
+Take = Callable[[pa.RecordBatch, Ints], pa.RecordBatch]
+"""(rows of a version, places) -> the rows at these places, in a form that all versions have."""
+
+
+def take_rows(rows: pa.RecordBatch, places: Ints) -> pa.RecordBatch:
+    """Return the rows at these places, as they are."""
+    return rows.take(pa.array(places))
+
+
+def gather(pieces: list[pa.RecordBatch], order: Ints | None = None) -> pa.RecordBatch:
+    """Copy the rows of several batches of one schema into one batch, ordered by `order`."""
+    table = pa.Table.from_batches(pieces)
     if order is not None:
         table = table.take(pa.array(order))
     return one_batch(table)
@@ -135,7 +145,7 @@ class PendingRows:
     def row_at(self, place: tuple[int, int]) -> pa.RecordBatch:
         """Return the row as a batch of one."""
         run = self._runs[place[0]]
-        return gather([(run.rows, np.array([place[1]]))])
+        return gather([take_rows(run.rows, np.array([place[1]]))])
 
     def cancel(self, place: tuple[int, int]) -> None:
         """Cancel a row. It is dropped when its tick comes, or when rows are saved."""
@@ -215,21 +225,25 @@ class PendingRows:
             sizes[numbers == number] = run.rows.nbytes // len(run.offsets)
         return max(1, int(np.searchsorted(np.cumsum(sizes), byte_count, "right")))
 
-    def columns_of(self, rows: Rows, columns: list[int] | None = None) -> pa.RecordBatch:
-        """Return the referenced rows in their order, with all columns or those at these indices."""
+    def columns_of(self, rows: Rows, take: Take = take_rows) -> pa.RecordBatch:
+        """Return the referenced rows in their order. Rows of several versions need a `take`."""
         numbers, places = rows[:, 2] >> _ROW_BITS, rows[:, 2] & _ROW_MASK
         if (numbers == numbers[0]).all():
-            return gather([(self._columns_at(int(numbers[0]), columns), places)])
+            return gather([take(self._runs[int(numbers[0])].rows, places)])
         pieces, ordinals = [], []
         for number in np.unique(numbers):
             mine = np.flatnonzero(numbers == number)
-            pieces.append((self._columns_at(int(number), columns), places[mine]))
+            pieces.append(take(self._runs[int(number)].rows, places[mine]))
             ordinals.append(mine)
         return gather(pieces, np.argsort(np.concatenate(ordinals), kind="stable"))
 
-    def _columns_at(self, run: int, columns: list[int] | None) -> pa.RecordBatch:
-        rows = self._runs[run].rows
-        return rows if columns is None else rows.select(columns)
+    def by_version(self, rows: Rows) -> list[tuple[int, Rows]]:
+        """Return the rows of each version, in their order."""
+        if not len(rows):
+            return []
+        numbers, places = np.unique(rows[:, 2] >> _ROW_BITS, return_inverse=True)
+        versions = [version_of(self._runs[number].rows) for number in numbers.tolist()]
+        return split(rows, np.array(versions, np.int64)[places])
 
     def are_from(self, rows: Rows, source: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Return one boolean per row: True if its run has this source."""

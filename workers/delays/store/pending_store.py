@@ -30,6 +30,7 @@ from tailrace.format.directory.delay_files import KIND_CANCELLED
 from workers.delays.store.array_wheel import NEVER, Rows, no_rows, split
 from workers.delays.store.bucket_files import LOWEST_LEVEL, BucketFile, Ints, is_above, width_of
 from workers.delays.store.bucket_set import LOAD_AHEAD_TICKS, BucketSet, label_of, labels_of
+from workers.delays.store.log_versions import LogVersions
 from workers.delays.store.open_batches import LogSnapshot
 from workers.delays.store.pending_pages import Listed, Others, page_of
 from workers.delays.store.pending_rows import PendingRows
@@ -47,14 +48,14 @@ class PendingStore:
     """Pending rows of one partition."""
 
     def __init__(
-        self, files: Files, directory: str, topic_id: bytes, schema: pa.Schema, now_ns: int
+        self, files: Files, directory: str, topic_id: bytes, versions: LogVersions, now_ns: int
     ) -> None:
-        """`directory`, `topic_id` and `schema` are the delay log's.
+        """`directory`, `topic_id` and `versions` are the delay log's.
 
         Raises OSError, PendingDamagedError.
         """
-        self._schema = schema
-        self._buckets = BucketSet(files, directory, topic_id, schema)
+        self._versions = versions
+        self._buckets = BucketSet(files, directory, topic_id, versions)
         self.rows = PendingRows(0)
         self.released = -1
         """Tick up to which this incarnation has released rows, in the current
@@ -71,6 +72,19 @@ class PendingStore:
     def cursor(self) -> int:
         """Offset below which the delay log is not needed any more."""
         return self._buckets.manifest.cursor
+
+    @property
+    def is_version_saved(self) -> bool:
+        """True if the manifest says that the schema was altered, where it was. An earlier build
+        then refuses it.
+        """
+        return bool(self._buckets.manifest.schema_id) or not self._versions.is_altered
+
+    def save_version(self) -> None:
+        """Save the manifest as one of an altered schema. No job may be half done. Raises
+        OSError.
+        """
+        self._buckets.save_manifest()
 
     @property
     def closed(self) -> int:
@@ -221,7 +235,7 @@ class PendingStore:
             return self.rows.row_at(place)
         for file, chunk, row in self._buckets.places_of(offset, hint, self.released):
             if file.is_to_load:
-                return file.read_rows(chunk, self._schema)[2].slice(row, 1)
+                return self._buckets.read_rows(file, chunk)[2].slice(row, 1)
         return None
 
     # ---- from the disk into memory ---------------------------------------------------------------
@@ -321,7 +335,7 @@ class PendingStore:
                 else no_rows()
             )
             for label, piece in split(places, labels):
-                target = self._buckets.open_bucket(label, file)
+                target = self._buckets.open_bucket(label, file.schema_id, file)
                 self._buckets.append(
                     target, piece[:, 0], piece[:, 1], rows.take(pa.array(piece[:, 2]))
                 )
@@ -395,9 +409,8 @@ class PendingStore:
         for label, piece in split(rows, labels_of(rows[:, 0], self._now_tick)) if len(rows) else []:
             # Rows cancelled meanwhile are saved as they were at the cursor. After a restart a
             # replacement must find its row.
-            kept = self.rows.still_there(piece)
-            if len(kept):
-                target = self._buckets.open_bucket(label, is_making=True)
+            for schema_id, kept in self.rows.by_version(self.rows.still_there(piece)):
+                target = self._buckets.open_bucket(label, schema_id, is_making=True)
                 self._saving.setdefault(target, target.entry.end)
                 self._buckets.append(target, kept[:, 0], kept[:, 1], self.rows.columns_of(kept))
                 target.unsaved_cancels.update(self.rows.cancelled_among(kept))
@@ -486,12 +499,12 @@ class PendingStore:
         begin: tuple[int, int],
         end_tick: int,
         limit: int,
-        columns: list[int],
+        columns: list[str],
         shown: Callable[[pa.RecordBatch], pa.RecordBatch],
         others: Others | None = None,
     ) -> tuple[list[Listed], tuple[int, int] | None]:
         """See `page_of`. Raises OSError."""
         return page_of(
-            self.rows, self._buckets.to_load(), self._schema, begin, end_tick, limit, columns,
-            shown, others,
+            self.rows, self._buckets.to_load(), self._buckets.read_rows, begin, end_tick, limit,
+            columns, shown, others,
         )  # fmt: skip

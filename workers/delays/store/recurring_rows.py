@@ -27,6 +27,7 @@ from tailrace.core.schedule.delays import DUE_TICK_MAX, TICK_US, tick_of
 from tailrace.core.schedule.recurrence import Recurrence, RecurrenceError
 from workers.delays.store.array_wheel import NEVER, Rows
 from workers.delays.store.bucket_files import is_above
+from workers.delays.store.log_versions import LogVersions, version_of
 from workers.delays.store.pending_rows import RECURRING, Bools, PendingRows, one_batch
 
 ROWS_MAX = 10_000
@@ -55,10 +56,15 @@ class RecurringRows:
     """Recurring rows of one partition."""
 
     def __init__(
-        self, rows: PendingRows, schema: pa.Schema, described: list[dict[str, Any]], refuse: Refuse
+        self,
+        rows: PendingRows,
+        versions: LogVersions,
+        described: list[dict[str, Any]],
+        refuse: Refuse,
     ) -> None:
-        """`described` is an earlier result of `describe`. Raises OSError."""
+        """`described` is an earlier result of `describe`. Raises OSError, UnusableSchemaError."""
         self._rows = rows
+        self._versions = versions
         self._refuse = refuse
         self._items: dict[int, Recurring] = {}
         """Rows by offset in the delay log, at most ROWS_MAX."""
@@ -67,7 +73,8 @@ class RecurringRows:
         """Cached result of `reach`, None after a change."""
         for item in described:
             row = pa.ipc.read_record_batch(
-                pa.ipc.read_message(pa.py_buffer(base64.b64decode(item["row"]))), schema
+                pa.ipc.read_message(pa.py_buffer(base64.b64decode(item["row"]))),
+                versions.schema(item.get("schema_id", versions.oldest_id)),
             )
             try:
                 self._keep(
@@ -204,6 +211,7 @@ class RecurringRows:
                 "repeat": item.recurrence.to_json(),
                 "due_us": item.due_us,
                 "row": base64.b64encode(item.row.serialize()).decode(),
+                **({"schema_id": version_of(item.row)} if self._versions.is_altered else {}),
             }
             for offset, item in self._items.items()
         ]

@@ -129,6 +129,10 @@ def test_the_bytes_of_a_manifest_are_the_golden_ones_and_another_version_is_refu
     assert load_manifest(files, "/data", TOPIC_ID) == with_changes
     assert read_cursor(files, "/data", TOPIC_ID) == 12, "the log is kept from there"
     assert b'"version":5' in replace(manifest, has_returned=True).encode()
+    altered = replace(with_changes, schema_id=22, file_schemas={"12": [7]})
+    assert altered.encode() == (GOLDEN / "pending_v6.json").read_bytes()
+    save_manifest(files, "/data", altered)
+    assert load_manifest(files, "/data", TOPIC_ID) == altered
     write_durably(files, "/data", "pending.json", (GOLDEN / "pending_v2.json").read_bytes())
     assert load_manifest(files, "/data", TOPIC_ID) == replace(
         manifest, files=[replace(entry, first_crc=0)]
