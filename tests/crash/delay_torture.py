@@ -70,6 +70,12 @@ class Sent:
     """sent, waits (acknowledged, committed), reserved (changed by an open transaction), aborted,
     cancelled, unknown.
     """
+    history: list[str] = field(default_factory=list)
+    """What was asked of it, and what came; printed when it does not come."""
+
+    def note(self, what: object) -> None:
+        """Add to the history."""
+        self.history.append(f"{time.time() - self.due:+.3f} s: {what}")
 
 
 Sending = tuple[Sent, RecordFuture]
@@ -122,6 +128,7 @@ class DelayTorture(TortureBase[Counts]):
                         self._errors.append(error)
                     elif metadata is not None and metadata.delay_id is not None:
                         record.delay_id, record.fate = metadata.delay_id, "waits"
+                        record.note(metadata.delay_id)
                         self.counts.scheduled += 1
 
                 producer.send(TOPIC, value, key=value, deliver_at=due, on_delivery=done)
@@ -140,7 +147,8 @@ class DelayTorture(TortureBase[Counts]):
             try:
                 with Admin(self.address, request_timeout_ms=20_000) as admin:
                     self._change_one(admin, record, rng)
-            except TailraceError:
+            except TailraceError as error:
+                record.note(repr(error))
                 record.fate = "unknown"  # the scheduler was killed, or the appliance
                 self.counts.unknown += 1
 
@@ -148,6 +156,7 @@ class DelayTorture(TortureBase[Counts]):
         delay_id = record.delay_id  # a transaction may change it meanwhile
         if rng.random() < 0.5:
             error = admin.cancel_delays([delay_id])[delay_id]
+            record.note(f"cancel {delay_id}: {error!r}")
             if error is None:
                 record.fate = "cancelled"
                 self.counts.cancelled += 1
@@ -156,6 +165,7 @@ class DelayTorture(TortureBase[Counts]):
             return
         due = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=rng.uniform(0, DELAY_MAX_S))
         found = admin.reschedule_delays({delay_id: due})[delay_id]
+        record.note(f"reschedule {delay_id} to {due}: {found!r}")
         if isinstance(found, str):
             record.delay_id, record.due = found, due.timestamp()
             self.counts.rescheduled += 1
@@ -213,6 +223,7 @@ class DelayTorture(TortureBase[Counts]):
                 outcome: object = producer.cancel_delays(delay_id)[delay_id]
             else:
                 outcome = producer.reschedule_delays({delay_id: due})[delay_id]
+            record.note(f"in a transaction, {delay_id} to {due}: {outcome!r}")
             if isinstance(outcome, TailraceError):
                 self.counts.too_late += 1  # delivered, or in delivery
             else:
@@ -226,9 +237,11 @@ class DelayTorture(TortureBase[Counts]):
             for record, future in sent:
                 if is_kept:
                     record.delay_id = str(future.result(HANG_LIMIT_S).delay_id)
+                    record.note(record.delay_id)
                 record.fate = "waits" if is_kept else "aborted"
                 self.counts.scheduled += is_kept
             for record, due, new_id in changed:
+                record.note(f"the transaction is kept: {is_kept}")
                 if record.fate != "reserved":
                     continue  # another change of it has no outcome that is known
                 if is_kept and due is None:
@@ -265,13 +278,15 @@ class DelayTorture(TortureBase[Counts]):
                 self._consume(consumer)
                 overdue, value = self._longest_overdue()
                 assert overdue < HANG_LIMIT_S, (
-                    f"{value!r} was due {overdue:.0f} s ago and has not come"
+                    f"{value!r} was due {overdue:.0f} s ago and has not come: "
+                    f"{self.sent[value].history}; {len(self._missing())} are not there"
                 )
             deadline, quiet_until = time.monotonic() + self._far_s + HANG_LIMIT_S, math.inf
             while time.monotonic() < quiet_until:
                 self._consume(consumer)
                 assert time.monotonic() < deadline, (
-                    f"never came: {self._missing()[:5]} of {len(self._missing())}"
+                    f"never came, of {len(self._missing())}: "
+                    f"{[(one, self.sent[one].history) for one in self._missing()[:5]]}"
                 )
                 if quiet_until == math.inf and not self._missing():
                     quiet_until = time.monotonic() + QUIET_S

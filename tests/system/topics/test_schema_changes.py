@@ -624,15 +624,17 @@ def test_times_are_found_in_batches_of_every_version(
 def test_delays_that_are_enabled_after_a_change_take_rows_of_the_versions_before(
     running: EmbeddedAppliance, admin: Admin
 ) -> None:
-    create(admin, "delayed")
-    admin.alter_topics(schema={"delayed": SECOND})
-    admin.alter_topics({"delayed": {"delay.enabled": True}})
+    create(admin, "enabled-later")
+    admin.alter_topics(schema={"enabled-later": SECOND})
+    admin.alter_topics({"enabled-later": {"delay.enabled": True}})
     now = dt.timedelta(0)
     with Producer(running.address) as producer:
-        producer.send("delayed", OLD_ROW, deliver_after=now).result(60)
+        producer.send("enabled-later", OLD_ROW, deliver_after=now).result(60)
         table = pa.table({name: [OLD_ROW[name]] for name in OLD_ROW})
-        producer.send_arrow("delayed", table, deliver_after=now).result(60)
+        producer.send_arrow("enabled-later", table, deliver_after=now).result(60)
         table = table.append_column("when", pa.array([now]))
-        producer.send_arrow("delayed", table, delay_column="when").result(60)
-    with Consumer("delayed", bootstrap=running.address, auto_offset_reset="earliest") as consumer:
+        producer.send_arrow("enabled-later", table, delay_column="when").result(60)
+    with Consumer(
+        "enabled-later", bootstrap=running.address, auto_offset_reset="earliest"
+    ) as consumer:
         assert read(consumer, 3) == [OLD_AS_SECOND] * 3
