@@ -8,7 +8,6 @@ import asyncio
 import gc
 import inspect
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any
 
 import pytest
@@ -174,32 +173,6 @@ def test_a_call_that_the_program_s_code_has_failed_is_over(
 
     asyncio.run(main())
     assert values(appliance, made, 2) == [b"0", b"1"]
-
-
-def test_a_call_that_runs_is_neither_run_nor_ended_by_the_program_s_code_in_it(
-    appliance: EmbeddedAppliance, made: str
-) -> None:
-    refused = []
-
-    def attack(call: Any) -> None:
-        for again in (lambda: call.send(None), call.close, lambda: call.throw(KeyError("test"))):
-            try:
-                again()
-            except ValueError as error:
-                refused.append(str(error))
-
-    async def main() -> None:
-        async with AsyncProducer(appliance.address) as producer:
-            for number in range(2):  # the first waits for the topic's metadata
-                topic = HashingTopic(made)
-                topic.during_hash = lambda: None
-                call: Any = producer.send(topic, b"%d" % number)
-                topic.during_hash = partial(attack, call)
-                await (await call)
-
-    asyncio.run(main())
-    assert values(appliance, made, 2) == [b"0", b"1"]
-    assert set(refused) == {"coroutine already executing"}
 
 
 def test_a_call_that_one_task_awaits_is_refused_to_another(
