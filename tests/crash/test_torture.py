@@ -20,7 +20,7 @@ NEW = seeds.base()
 
 
 @pytest.mark.parametrize(
-    ("seed", "faults"), [pytest.param(20, 8, marks=SLOW), pytest.param(NEW, 300, marks=LONG)]
+    ("seed", "faults"), [pytest.param(20, 5, marks=SLOW), pytest.param(NEW, 300, marks=LONG)]
 )
 def test_random_kills_and_stops_under_load_break_no_promise(seed: int, faults: int) -> None:
     counts = torture(
@@ -40,7 +40,7 @@ def test_random_kills_and_stops_under_load_break_no_promise(seed: int, faults: i
 @pytest.mark.parametrize(
     ("seed", "faults", "far_s", "programs"),
     [
-        pytest.param(21, 10, 10.0, 1, marks=SLOW),
+        pytest.param(21, 5, 10.0, 1, marks=SLOW),
         pytest.param(NEW, 300, delay_torture.FAR_S, delay_torture.TRANSACTIONAL, marks=LONG),
     ],
 )
@@ -66,7 +66,7 @@ def test_random_kills_deliver_each_delayed_record_once_and_none_early(
 @pytest.mark.parametrize(
     ("seed", "faults", "members"),
     [
-        pytest.param(22, 8, 1, marks=SLOW),
+        pytest.param(22, 5, 1, marks=SLOW),
         pytest.param(NEW, 200, group_torture.MEMBERS, marks=LONG),
     ],
 )
@@ -87,7 +87,7 @@ def test_random_kills_of_members_and_processes_break_no_promise_of_groups_and_qu
 
 
 @pytest.mark.parametrize(
-    ("seed", "faults"), [pytest.param(23, 8, marks=SLOW), pytest.param(NEW, 300, marks=LONG)]
+    ("seed", "faults"), [pytest.param(23, 5, marks=SLOW), pytest.param(NEW, 300, marks=LONG)]
 )
 def test_random_kills_tear_lose_and_repeat_no_transaction(seed: int, faults: int) -> None:
     counts = transaction_torture.torture(

@@ -208,11 +208,11 @@ def _leave_prepared_offsets_out(patch: pytest.MonkeyPatch) -> None:
 
 PLANTED: list[tuple[Plant, int]] = [
     (_skip_markers, 0),
-    (_answer_early, 1),
+    (_answer_early, 2),
     (_accept_late_batches, 0),
     (_leave_the_epoch, 0),
     (_publish_early, 0),
-    (_keep_no_rows, 11),
+    (_keep_no_rows, 34),
     (_end_any_epoch, 3),
     (_forget_what_is_open, 1),
     (_let_old_owners_go_on, 0),

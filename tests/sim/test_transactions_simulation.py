@@ -12,6 +12,7 @@ import pytest
 
 from tailrace.core.errors import TailraceError
 from tests.kit import seeds
+from tests.kit.matrices import short
 from tests.sim.planted_faults import DIRECTED, PLANTED, Plant
 from tests.sim.transaction_schedule import run
 
@@ -28,7 +29,9 @@ def quiet() -> object:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("block", seeds.fixed_blocks(2, SEEDS_A_TEST), ids=seeds.block_name)
+@pytest.mark.parametrize(
+    "block", short(seeds.fixed_blocks(2, SEEDS_A_TEST), 1), ids=seeds.block_name
+)
 def test_schedules_of_transactions_keep_every_promise(block: range) -> None:
     outcomes = [
         written.outcome for seed in block for written in run(seed).history.transactions.values()
