@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, unique
 from typing import ClassVar, NamedTuple
 
-LAYOUT_VERSION = 7
+LAYOUT_VERSION = 8
 REGION_MAGIC = 0x314D485352544C54
 REGION_HEADER_BYTES = 128
 LINE_BYTES = 64
@@ -33,6 +33,7 @@ WORD_BYTES = 8
 REGION_HEADER = struct.Struct("<QII16s16sQQQQ16s")
 
 
+@unique
 class RegionKind(IntEnum):
     RING = 1
     LANE = 2
@@ -80,6 +81,7 @@ OUTCOME_VERDICT = 0x0F
 OUTCOME_SECOND_PLACE = 0x10
 
 
+@unique
 class Verdict(IntEnum):
     """Verdict on a descriptor, in the low bits of its outcome word.
 
@@ -186,6 +188,7 @@ SLOT_BYTES = LINE_BYTES + 2 * STATE_BYTES
 SLOTS_DEFAULT = 4096
 
 
+@unique
 class SlotState(IntEnum):
     FREE = 0
     ONLINE = 1
@@ -217,9 +220,10 @@ class TableLayout:
 
 WORKERS_MAX = 128
 FLUSHERS_MAX = 16
-PROCESS_BYTES = 320
+PROCESS_BYTES = 384
 
 
+@unique
 class Role(IntEnum):
     SUPERVISOR = 0
     CONTROLLER = 1
@@ -248,6 +252,7 @@ _ROLE_START = {
 PROCESSES_MAX = _ROLE_START[Role.CLEANER] + FLUSHERS_MAX
 
 
+@unique
 class DirectoryState(IntEnum):
     """State of a flusher's data directory, in its word DISK_FULL."""
 
@@ -256,9 +261,10 @@ class DirectoryState(IntEnum):
     LOST = 2
 
 
+@unique
 class ProcessWord(IntEnum):
     """Words of a process's slot, in cache lines: supervisor (0-7), the process itself (8-15 and
-    24-39), controller (16-23).
+    24-47), controller (16-23).
     """
 
     GENERATION = 0
@@ -317,14 +323,6 @@ class ProcessWord(IntEnum):
     """Flusher: the number of the job that its cleaner has to do, 0 if there is none (see
     `workers.segment.cleaning_job`).
     """
-    DECIDED = 33
-    """Groups: ordinal of the newest transaction decision that is durable, over all generations."""
-    CARRIED_OUT = 34
-    """Groups: ordinal up to which every worker has carried out the decisions, as far as it has
-    reported.
-    """
-    CLEANING_JOBS = 38
-    """Flusher: number of jobs made, over all generations."""
     CLEANING_REPORTS = 33
     """Cleaner: number of reports written, over all generations."""
     CLEANED_BYTES_IN = 34
@@ -335,6 +333,14 @@ class ProcessWord(IntEnum):
     """Cleaner: passes over a log completed, over all generations."""
     THROTTLED_US = 37
     """Cleaner: time waited for cleaner.io.max.bytes.per.second, over all generations."""
+    CLEANING_JOBS = 38
+    """Flusher: number of jobs made, over all generations."""
+    DECIDED = 39
+    """Groups: ordinal of the newest transaction decision that is durable, over all generations."""
+    CARRIED_OUT = 40
+    """Groups: ordinal up to which every worker has carried out the decisions, as far as it has
+    reported.
+    """
 
 
 BUCKET_COUNT = 24
@@ -355,6 +361,7 @@ KAFKA_BYTES = (
 MEASUREMENT_BYTES = 2048
 
 
+@unique
 class Measure(IntEnum):
     """Histograms of a process, in the order of its measurements. Each process writes its own."""
 
@@ -370,6 +377,7 @@ class Measure(IntEnum):
     """Groups and controller: a database commit."""
 
 
+@unique
 class Phase(IntEnum):
     RECOVERING = 0
     RUNNING = 1

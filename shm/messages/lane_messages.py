@@ -14,13 +14,14 @@ from __future__ import annotations
 import base64
 import sys
 from dataclasses import dataclass, field, fields
-from enum import IntEnum
+from enum import IntEnum, unique
 from functools import lru_cache
 from typing import Any
 
 import orjson
 
 
+@unique
 class LaneKind(IntEnum):
     """The `kind` of a lane message."""
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from enum import IntEnum
+from enum import IntEnum, unique
 from typing import NamedTuple
 
 _DECISION = struct.Struct("<QQII")
@@ -38,6 +38,7 @@ NO_TRANSACTIONAL_ID = 0
 """Number of the transactional id in an answer to ASK_OUTCOME, which registers nothing."""
 
 
+@unique
 class Outcome(IntEnum):
     """The decided end of a transaction. The values are the markers' control types."""
 
@@ -45,6 +46,7 @@ class Outcome(IntEnum):
     ABORT = 2
 
 
+@unique
 class Registration(IntEnum):
     """State of a registered producer id."""
 

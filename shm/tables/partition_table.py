@@ -28,7 +28,7 @@ a few thousand times a second.
 from __future__ import annotations
 
 import struct
-from enum import IntEnum
+from enum import IntEnum, unique
 from typing import Any, NamedTuple
 
 from shm.memory.atomic_word import are_compiled, compiled_variant_of, new
@@ -48,6 +48,7 @@ _STABLE_AT = _STATE.size - _CLEANING.size - _APPENDED.size - _STABLE.size
 _DELIVERED_AT = _STABLE_AT - _DELIVERED.size
 
 
+@unique
 class CleaningState(IntEnum):
     """State of compaction of a partition."""
 

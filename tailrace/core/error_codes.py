@@ -10,10 +10,11 @@ Invariants:
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, unique
 from typing import NamedTuple
 
 
+@unique
 class ErrorCode(IntEnum):
     """Error numbers of the protocol."""
 

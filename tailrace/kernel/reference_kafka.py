@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from enum import IntEnum
+from enum import IntEnum, unique
 
 from tailrace.core.records import TIMESTAMP_MAX_MS
 from tailrace.format.crc32c import Readable
@@ -42,6 +42,7 @@ _I32 = struct.Struct("<i")
 _I64 = struct.Struct("<q")
 
 
+@unique
 class Fault(IntEnum):
     """Reasons why records cannot be converted. The numbers are shared with the compiled kernel."""
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, unique
 
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.crc32c import Readable
@@ -52,6 +52,7 @@ assert _REQUEST.size == REQUEST_HEADER_BYTES
 assert _RESPONSE.size == RESPONSE_HEADER_BYTES
 
 
+@unique
 class Api(IntEnum):
     """Numbers of requests, never reused."""
 

@@ -151,7 +151,7 @@ class Superseded:
         return table.put(*cells, source.offsets, low, high, *self._bit_memory()) == count
 
     def _bit_memory(self) -> tuple[bytearray | None, int]:
-        """Where `put` sets bits."""
+        """Memory of the bits and the offset of the first one, as `put` takes them."""
         bits = self._bits
         return (bits.data, bits.base) if bits is not None else (None, 0)
 

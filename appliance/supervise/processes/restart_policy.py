@@ -21,7 +21,7 @@ Invariants:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import Enum, IntEnum, unique
 from typing import NamedTuple
 
 from shm.runtime.agent_runner import (
@@ -32,6 +32,7 @@ from shm.runtime.agent_runner import (
 )
 
 
+@unique
 class ExitCode(IntEnum):
     """Exit codes of the appliance and its processes; `tailrace serve --help` lists them."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, unique
 
 from tailrace.kernel.reference_kafka import Fault, RecordFault
 
 
+@unique
 class KafkaError(IntEnum):
     """The error codes of Kafka's protocol that a conversion ends with."""
 

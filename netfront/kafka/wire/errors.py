@@ -5,11 +5,12 @@ A row for each of our codes: tests/netfront/kafka/test_errors.py checks that non
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, unique
 
 from tailrace.core.error_codes import ErrorCode
 
 
+@unique
 class KafkaError(IntEnum):
     """Numbers of Kafka's errors that the gateway answers with."""
 

@@ -18,7 +18,7 @@ import re
 import struct
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, unique
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -52,6 +52,7 @@ class ArrowMetadataError(ValueError):
     """The bytes are not the expected Arrow metadata."""
 
 
+@unique
 class BufferKind(IntEnum):
     """The content of a buffer, which determines its minimum length for a node's length."""
 

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from enum import IntEnum
+from enum import IntEnum, unique
 from itertools import pairwise
 from typing import NamedTuple
 
 
+@unique
 class Kind(IntEnum):
     """The state of a record (KIP-932's RecordState); the numbers are stored."""
 
