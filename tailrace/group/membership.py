@@ -9,7 +9,8 @@
 
 The partitions of a member change in steps. Each is reported by a heartbeat before the next:
 
-    taken, not assigned   the consumer revokes them (`next_change`), then the report omits them
+    taken, not assigned   the consumer revokes them (`next_change`), then the report omits them;
+                          those of topics that it does not subscribe to any more it revokes at once
     assigned, not taken   they are reported as owned; once the response confirms that, the consumer
                           takes them (`next_change`)
 
@@ -139,6 +140,7 @@ class Membership:
         """The time when the last poll() returned; POLLING_NS during a poll, and before the first.
         """
         self._topics: list[str] = []
+        self._subscribed: frozenset[str] = frozenset()
         self._follows_catalog = False
         self._is_topics_reported = False
         self._reported: Partitions = NOTHING
@@ -166,11 +168,13 @@ class Membership:
         the version of the topic catalog.
         """
         self._topics = list(topics)
+        self._subscribed = frozenset(self._topics)
         self._follows_catalog = follows_catalog
         self._is_topics_reported = False
         self._stays_out = False
         if self.phase is Phase.OUT:
             self._begin_to_join(now_ns)
+        self.has_events = True
         self._due_ns = min(self._due_ns, now_ns) if not self._failures else self._due_ns
 
     def leave(self, now_ns: int) -> None:
@@ -194,11 +198,22 @@ class Membership:
             return Change(ChangeKind.LOST, self.taken, self._lost_reason)
         if self.phase is not Phase.MEMBER or self.assigned is None:
             return None
-        surplus = self.taken - self.assigned
+        surplus = self.taken - self._of_subscribed(self.assigned)
         if surplus:
             return Change(ChangeKind.REVOKE, surplus)
-        more = self.confirmed - self.taken
+        more = self._of_subscribed(self.confirmed) - self.taken
         return Change(ChangeKind.ASSIGN, more) if more else None
+
+    def _of_subscribed(self, partitions: Partitions) -> Partitions:
+        """Those of subscribed topics: the assignment may be one of the subscription before."""
+        dropped = {
+            topic_id
+            for topic_id, _ in partitions
+            if self.topic_names.get(topic_id) not in self._subscribed
+        }
+        return (
+            frozenset(one for one in partitions if one[0] not in dropped) if dropped else partitions
+        )
 
     def revoked(self, partitions: Partitions, now_ns: int) -> None:
         """The consumer has revoked these partitions: report it at once."""

@@ -116,8 +116,8 @@ class SharePollLoop:
     # ---- membership ------------------------------------------------------------------------------
 
     def subscribe(self, topics: Any) -> Steps[None]:
-        """Acquire records of these topics instead of the earlier ones. Raises UnknownTopicError,
-        InvalidRequestError.
+        """Acquire records of these topics instead of the earlier ones, whose unread records are
+        released. Raises UnknownTopicError, InvalidRequestError.
         """
         names = list(dict.fromkeys(name_list("topics", topics)))
         if not names:
@@ -125,6 +125,8 @@ class SharePollLoop:
         self.on_recreated((yield from self.fetch_loop.lookup(names)))
         self.member.subscribe(names)
         self.subscribed = names
+        self.delivery.register()
+        self.delivery.release_unread(self.delivery.buffered.drop_others(names))
         self._acquire_at_ns = 0
         self.member.wakeup()
         yield from self._until_joined()
@@ -302,7 +304,7 @@ class SharePollLoop:
                 self.run_once(limit - len(buffered))
                 yield from self._lookup_and_repair()
                 self.read(limit - len(buffered))
-                self.delivery.release_unread(self.fetch_loop.take_expired())
+                self.delivery.release_unread(self.fetch_loop.take_unread())
                 yield from self.write_dead_letters(with_rejected=False)
                 self.check_reachable()
             except TailraceError as error:

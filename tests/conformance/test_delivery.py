@@ -506,6 +506,32 @@ def test_a_loop_delivers_nothing_of_what_was_given_up_by_a_call_that_was_cut_off
             next(iter(consumer))
 
 
+@pytest.mark.parametrize("kind", [Consumer, AsyncConsumer], ids=lambda kind: kind.__name__)
+def test_no_record_of_a_topic_comes_after_another_one_is_subscribed_to(
+    appliance: EmbeddedAppliance, filled: str, kind: Any
+) -> None:
+    """Records that are buffered, and those that the group would still assign, stay for later."""
+    other = f"{filled}-other"
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+        admin.create_topics(NewTopic(other))
+        producer.send(other, b"0").result(60)
+
+    async def body() -> list[tuple[str, int]]:
+        consumer = kind(bootstrap=appliance.address, group_id=filled, auto_offset_reset="earliest")
+        came = []
+        try:
+            for topic in (filled, other, filled):
+                await done(consumer.subscribe([topic]))
+                (record,) = await done(consumer.poll(LONG_MS, 1))
+                came.append((record.topic, record.offset))
+        finally:
+            await done(consumer.close())
+        return came
+
+    came = (ThreadWorld() if kind is Consumer else LoopWorld()).run(body())
+    assert came == [(filled, 0), (other, 0), (filled, 1)]
+
+
 def test_a_poll_inside_of_a_poll_is_refused_with_a_sentence(
     appliance: EmbeddedAppliance, filled: str
 ) -> None:

@@ -43,7 +43,11 @@ with local_session() as spark:
 @pytest.mark.skipif(not can_be_made(), reason="this machine makes no network namespace")
 def test_executors_without_the_files_read_their_ranges_over_the_network() -> None:
     with other_host() as host:
-        running = start_embedded(listen=f"tcp://{host.gateway}:0", auto_create_topics=False)
+        running = start_embedded(
+            listen=f"tcp://{host.gateway}:0",
+            settings={"security.trusted_network": "true"},
+            auto_create_topics=False,
+        )
         try:
             with Admin(running.address) as admin, Producer(running.address) as producer:
                 admin.create_topics([NewTopic("orders", 2)])

@@ -10,7 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from tailrace.core.records import Record
@@ -89,6 +89,10 @@ class AcquiredRecords:
     def drop_topic(self, topic: str) -> int:
         """Remove the records of a recreated topic. Returns how many."""
         return record_count(self._drop(lambda chunk: chunk.key.topic == topic))
+
+    def drop_others(self, topics: Collection[str]) -> list[LockedRange]:
+        """Remove and return the records that are not of these topics."""
+        return self._drop(lambda chunk: chunk.key.topic not in topics)
 
     def clear(self) -> list[LockedRange]:
         """Remove and return all records."""

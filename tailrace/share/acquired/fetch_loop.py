@@ -6,6 +6,8 @@ Owner: one ShareConsumer, one thread.
 Invariants:
 - Fetches are made for acquired ranges. While there are none, they are made at the ends that the
   group coordinator has named.
+- Ranges of topics that are not subscribed any more are given back unread, but for those of dead
+  letters.
 - Only `lookup`, `learn_topics`, `learn_schemas`, `fresh_info` and `repair` wait for a response.
   They are steps
   (`tailrace.client.connections.steps`), and change nothing when they fail.
@@ -43,6 +45,7 @@ from tailrace.share.acquired.ranges import AcquiredRange, AcquiredRanges, Fetche
 from tailrace.share.requests import Acquired
 
 Found = tuple[TopicPartition, TopicInfo, FetchedRange]
+LEARN_INTERVAL_NS = 20_000_000
 
 
 class ShareFetchLoop:
@@ -62,12 +65,14 @@ class ShareFetchLoop:
         """Acquired ranges that their partitions do not have yet: (topic id, partition, range).
         Those that `_place` leaves are of unknown topics or partitions.
         """
+        self._learn_at_ns = 0
+        """The time of the next `learn_topics` for them."""
         self._acquired_number = 0
         """The request whose ranges were added last."""
         self._ends: list[tuple[str, int, int]] = []
         self._is_stale = False
         """True if one of `_ends` has an unknown topic or partition."""
-        self._expired: list[LockedRange] = []
+        self._unread: list[LockedRange] = []
         self._waiting: list[AcquiredRanges] = []
         """Partitions that are fetched at the ends of their logs."""
 
@@ -132,14 +137,19 @@ class ShareFetchLoop:
     @property
     def needs_topics(self) -> bool:
         """True if `learn_topics` is due: a range or an end has an unknown topic or partition."""
-        return bool(self._unplaced) or self._is_stale
+        return self._is_stale or (
+            bool(self._unplaced) and self._connection.now_ns() >= self._learn_at_ns
+        )
 
     def learn_topics(self) -> Steps[list[str]]:
-        """Look up the subscribed topics again, and assign the unknown ranges to them. Returns the
-        recreated topics. Changes nothing when it raises.
+        """Look up the topics again, and assign the unknown ranges to them. Returns the recreated
+        topics. Changes nothing when it raises.
+
+        Topics of earlier subscriptions are among them: the response to an acquire request may come
+        after the subscription has changed.
         """
         found: dict[str, TopicInfo] = {}
-        for name in self._names:
+        for name in dict.fromkeys([*self._names, *self._infos]):
             try:
                 found.update(
                     topics_from_metadata(
@@ -153,8 +163,14 @@ class ShareFetchLoop:
         self._place()
         self._waiting, self._ends = [], []
         self.wait_at(ends)
-        # Ranges that are still unknown are of deleted topics. Their locks expire.
-        self._unplaced, self._is_stale = [], False
+        # A front may know a new partition a moment after the groups process. All other ranges that
+        # are still unknown are of deleted topics: their locks expire.
+        now_ns, ids = self._connection.now_ns(), {one.topic_id.hex() for one in found.values()}
+        self._learn_at_ns = now_ns + LEARN_INTERVAL_NS
+        self._unplaced = [
+            one for one in self._unplaced if one[0] in ids and one[2].locked_until_ns > now_ns
+        ]
+        self._is_stale = False
         return recreated
 
     def fresh_info(self, name: str) -> Steps[TopicInfo | None]:
@@ -199,6 +215,7 @@ class ShareFetchLoop:
             ]
             # Two stores without a call in between: no signal handler runs there.
             self._unplaced, self._acquired_number = [*self._unplaced, *added], number
+            self._learn_at_ns = 0
         self._place()
         self._waiting, self._ends = [], []
 
@@ -222,7 +239,7 @@ class ShareFetchLoop:
         topic.
         """
         self._place()
-        forgotten = [
+        forgotten = self.take_unread() + [
             _locked_range(acquired_ranges, run)
             for acquired_ranges in self._acquired.values()
             for run in acquired_ranges.runs
@@ -233,10 +250,12 @@ class ShareFetchLoop:
             acquired_ranges.runs.clear()
         return forgotten
 
-    def take_expired(self) -> list[LockedRange]:
-        """Remove and return the ranges whose locks expired before they were read."""
-        expired, self._expired = self._expired, []
-        return expired
+    def take_unread(self) -> list[LockedRange]:
+        """Remove and return the ranges that are not read: their locks have expired, or their topic
+        is not subscribed any more.
+        """
+        unread, self._unread = self._unread, []
+        return unread
 
     def pieces(self, limit: int) -> Iterator[Found]:
         """The fetched parts of the acquired ranges, up to `limit` records; the caller stores each
@@ -258,9 +277,12 @@ class ShareFetchLoop:
                     *acquired_ranges.key,
                     count_expired,
                 )
-                self._expired += [
-                    _locked_range(acquired_ranges, run) for run in expired if not run.is_dead
-                ]
+            unread = expired
+            if acquired_ranges.key.topic not in self._names:
+                unread = [*expired, *acquired_ranges.drop_living()]
+            self._unread += [
+                _locked_range(acquired_ranges, run) for run in unread if not run.is_dead
+            ]
             while acquired_ranges.runs:
                 if count >= limit:
                     return
@@ -388,12 +410,14 @@ class ShareFetchLoop:
             for acquired_ranges in self._acquired.values()
             if acquired_ranges.runs
         ] or [acquired_ranges.cursor for acquired_ranges in self._waiting]
+        times = [self._learn_at_ns] if self._unplaced else []
         return min(
-            (
+            times
+            + [
                 max(cursor.retry_at_ns if cursor.refusals else cursor.learn_at_ns, now_ns + 1)
                 for cursor in cursors
                 if cursor.refusals or cursor.unknown_schema >= 0
-            ),
+            ],
             default=None,
         )
 

@@ -223,3 +223,10 @@ class AcquiredRanges:
         while self.runs and self.runs[0].locked_until_ns <= now_ns:
             expired.append(self.runs.popleft())
         return expired
+
+    def drop_living(self) -> list[AcquiredRange]:
+        """Remove and return the ranges that are not for the dead-letter topic."""
+        living = [run for run in self.runs if not run.is_dead]
+        if living:
+            self.runs = deque(run for run in self.runs if run.is_dead)
+        return living

@@ -40,6 +40,8 @@ class QueueClient(Client):
         self._deserializer = Fuse()
         self._records: list[Any] = []
         self._is_subscribed = False
+        self._names: set[str] = set()
+        """The topics whose records may come."""
         self._place_in_loop: Place | None = None
         self._has_asked = False
         if deserializes:
@@ -72,6 +74,7 @@ class QueueClient(Client):
         for record in records:
             key = self.run.short[str(record.topic)], record.partition
             self.run.see(key, record.topic_id, record.offset, record.value, self.slot)
+            expect(key[0] in self._names, f"{self.slot}: {key[0]} is not subscribed")
             self.model.delivered(self._place(record), record.delivery_count, in_loop=in_loop)
         self._records = [*self._records, *records][-8:]
 
@@ -187,8 +190,9 @@ class QueueClient(Client):
     def subscribe(self, operation: Operation, names: tuple[str, ...]) -> None:
         """`subscribe`."""
         topics = [self.run.name(name) for name in names]
+        self._names.update(names)  # a call that fails has perhaps begun
         if self.make(operation, lambda: self.client.subscribe(topics)) is None:
-            self._is_subscribed = True
+            self._is_subscribed, self._names = True, set(names)
 
     def unsubscribe(self, operation: Operation) -> None:
         """`unsubscribe`: releases what is not accepted."""
