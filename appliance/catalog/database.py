@@ -1,6 +1,6 @@
 """The database of the catalog, coordinator.db: its tables, their versions, and its errors.
 
-Owner: the controller, alone. WAL, synchronous=FULL.
+Owner: the controller, alone. WAL, synchronous=FULL. Fronts read users and rules in it.
 Invariants: a database of an unknown version is refused.
 Crash: SQLite recovers the file. An upgrade is one transaction a version.
 """
@@ -124,6 +124,7 @@ def open_database(path: str) -> Database:
         timeout=LOCKED_TIMEOUT_S,
         factory=Database,
     )
+    database.path = path if path.startswith("file:") else os.path.abspath(path)
     database.directory = "" if path.startswith("file:") else os.path.dirname(path)
     try:
         _refuse_other_versions(database, path)

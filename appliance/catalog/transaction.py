@@ -27,6 +27,8 @@ Failed = Callable[[TailraceError], None]
 class Database(sqlite3.Connection):
     """The catalog's connection."""
 
+    path = ""
+    """The file, absolute."""
     directory = ""
     """The data directory, whose reserve file gives a commit room; "" for a database without one."""
     is_in_step = False

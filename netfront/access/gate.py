@@ -3,8 +3,9 @@
 Owner: one front; the controller feeds it.
 
 Invariants:
-- Until the feed is complete, no user is admitted. A later feed is collected beside what is in
-  force, and replaces it at its end.
+- Until the feed is complete, no user is admitted. A feed names the catalog, where users and rules
+  are read when they are asked for. A later feed replaces what is in force at its end.
+- Users that cannot be read are not admitted.
 - A session's principal is that of its user now. When the user is deleted or disabled, or the key is
   removed or expires, the session ends with the next step.
 - A rule that changes is in force with the next decision.
@@ -17,7 +18,7 @@ import logging
 import os
 from collections.abc import Callable, Container, Iterable, Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from zmq.utils import z85
@@ -27,7 +28,7 @@ from netfront.access.page_tokens import SEALED, PageTokens
 from netfront.access.rules import OPEN, RULES, refuse_unless
 from netfront.session.sessions import Session
 from netfront.socket.zap import CERTIFICATE, TOKEN, Claim
-from shm.rights.acl import acls_of, acls_of_groups
+from shm.rights.acl import acls_of
 from shm.rights.authorizer import PRINCIPALS_MAX, AclTable, Principal
 from shm.rights.scram import ScramShape
 from shm.rights.users import User, UserDirectory, user_of
@@ -56,12 +57,11 @@ _TOKENS = ("next", "after")
 TopicName = Callable[[str], str | None]
 
 
-class Rights:
+class Rights(NamedTuple):
     """Users and rules."""
 
-    def __init__(self) -> None:
-        self.users = UserDirectory()
-        self.acls = AclTable()
+    users: UserDirectory
+    acls: AclTable
 
 
 class Gate:
@@ -95,9 +95,9 @@ class Gate:
 
     def on_rights(self, payload: bytes, begins: bool) -> None:
         """Apply a message of the controller. `begins`: the first of a feed of everything."""
-        if begins:
-            self._collected = Rights()
         change = orjson.loads(payload)
+        if begins:
+            self._collected = _rights_of(change)
         if self._collected is not None:
             _apply(self._collected, change)
         else:
@@ -110,7 +110,7 @@ class Gate:
         rights = self._collected
         if rights is None:
             if self._rights is None:
-                self._rights = Rights()
+                self._rights = _rights_of({})
             return
         self._collected = None
         self._rights = rights
@@ -121,7 +121,7 @@ class Gate:
     def _change(self, change: dict[str, Any]) -> None:
         rights = self._rights
         if rights is None:  # the first change precedes the first feed
-            rights = self._collected = Rights()
+            rights = self._collected = _rights_of({})
             _apply(rights, change)
             return
         _apply(rights, change)
@@ -180,6 +180,7 @@ class Gate:
             and claim.account == os.geteuid()
             and self._rights is not None
             and self._rights.users.by_account(claim.account) is None
+            and not self._rights.users.is_unread
         )
 
     def note(self, session: Session, claim: Claim | None) -> None:
@@ -228,7 +229,7 @@ class Gate:
         if claim.key:
             found = users.by_key(z85.encode(claim.key).decode())
             if found is None:
-                raise _refused("the key of this client is unknown")
+                raise _missing(users, "the key of this client is unknown")
             user, key = found
             expires_us = key.expires_us
             if key.has_expired(self._wall_us()):
@@ -242,9 +243,10 @@ class Gate:
         else:
             by_account = users.by_account(claim.account)
             if by_account is None:
-                raise _refused(
+                raise _missing(
+                    users,
                     f"account {claim.account} of this host stands for no user: "
-                    f"`tailrace user set NAME --account {claim.account}` gives it one"
+                    f"`tailrace user set NAME --account {claim.account}` gives it one",
                 )
             user = by_account
         if user.is_disabled:
@@ -255,7 +257,7 @@ class Gate:
     def _logged_in(users: UserDirectory, claim: Claim) -> User:
         user = users.get(claim.user)
         if user is None:
-            raise _refused(f"there is no user {claim.user!r}")
+            raise _missing(users, f"there is no user {claim.user!r}")
         if claim.credential not in (CERTIFICATE, TOKEN) and not user.is_proven_by(claim.credential):
             raise _refused(f"the password of user {claim.user!r} has changed: log in again")
         return user
@@ -393,16 +395,32 @@ def _is_shown(shown: dict[str, Any], name: str) -> bool:
     return False
 
 
+def _rights_of(fed: dict[str, Any]) -> Rights:
+    """The rights of a feed's first message."""
+    if "catalog" not in fed:
+        return Rights(UserDirectory(), AclTable())
+    from shm.rights.stored_rights import RightsDatabase, StoredAcls, StoredUsers
+
+    database = RightsDatabase(fed["catalog"])
+    users = StoredUsers(database, with_credentials=fed["credentials"])
+    return Rights(users, StoredAcls(database.rows))
+
+
 def _apply(rights: Rights, change: dict[str, Any]) -> None:
     for name in change.get("removed_users", ()):
         rights.users.remove(name)
     for shown in change.get("users", ()):
         rights.users.put(user_of(shown))
-    rights.users.put_rows(change.get("user_rows", ()))
     for number in change.get("removed_acls", ()):
         rights.acls.remove(number)
     rights.acls.add_all(acls_of(change.get("acls", ())))
-    rights.acls.add_all(acls_of_groups(change.get("acl_groups", ())))
+
+
+def _missing(users: UserDirectory, reason: str) -> WireError:
+    """The refusal of a user that was not found."""
+    if users.is_unread:
+        reason = "the appliance cannot read its users: `rights_unread` in its log says why"
+    return _refused(reason)
 
 
 def _refused(reason: str) -> WireError:

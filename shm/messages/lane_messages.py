@@ -83,8 +83,8 @@ class LaneKind(IntEnum):
     """
     RIGHTS = 30
     """Controller to front: users and ACLs that have changed. Payload JSON: users, removed_users,
-    acls, removed_acls; in a feed of all of them user_rows and acl_groups (`shm.rights`). `flags` is
-    1 where a feed begins.
+    acls, removed_acls. Where a feed begins, `flags` is 1, and the payload has the path of the
+    catalog, where the front reads all of them (`shm.rights.stored_rights`).
     """
 
 

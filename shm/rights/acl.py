@@ -1,10 +1,11 @@
 """ACL: one rule that allows or denies a principal an operation on resources, in Kafka's words.
 
-Owner: pure. The controller stores ACLs in the catalog and publishes them to the fronts.
+Owner: pure. The controller stores ACLs in the catalog, where the fronts read them
+(`stored_rights`).
 
 Invariants:
-- An `Acl` that `checked_acl` or `acls_of` made is valid: its words are those below, its names are
-  within bounds.
+- An `Acl` that `checked_acl`, `acls_of` or `stored_acl` made is valid: its words are those below,
+  its names are within bounds.
 - `*` as a literal name means every resource of the type. `*` in a prefix is a plain character.
 
 Source: Kafka's AclBinding (KIP-11) and prefixed patterns (KIP-290). Groups of users and the
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -167,28 +168,23 @@ def acls_of(rules: Iterable[Mapping[str, Any]]) -> list[Acl]:
     return found
 
 
-def acls_of_groups(groups: Iterable[list[Any]]) -> Iterator[Acl]:
-    """The rules of `[words, numbers, principals, names]`, where words are (type, pattern,
-    operation, whether it allows, host). A start reads every rule: the words are checked once for a
-    group. A rule that is damaged denies its principal everything of its type: it may have been a
-    denial.
+def stored_acl(
+    number: int, principal: str, kind: str, pattern: str, name: str, operation: str,
+    is_allowed: int, host: str,
+) -> Acl:  # fmt: skip
+    """The rule of the catalog's row. One that is damaged denies its principal everything of its
+    type: it may have been a denial.
     """
-    new = tuple.__new__
-    for (kind, pattern, operation, is_allowed, host), numbers, principals, names in groups:
-        words = kind, pattern, operation, "allow" if is_allowed else "deny", host
-        known = _KNOWN_WORDS.get(words)
-        for number, principal, name in zip(numbers, principals, names, strict=True):
-            if known is not None:
-                kind, pattern, operation, allows = known
-                yield new(Acl, (number, principal, kind, pattern, name, operation, allows, ANY))
-                continue
-            fields = {"principal": principal, "name": name, **dict(zip(_WORDS, words, strict=True))}
-            try:
-                yield checked_acl(fields, number)
-            except InvalidRequestError as error:
-                logger.error("acl_damaged number=%s reason=%r", number, str(error))
-                of = kind if kind in OPERATIONS_OF else TOPIC
-                yield Acl(number, principal, of, LITERAL, ANY, ALL, False, ANY)
+    words = kind, pattern, operation, "allow" if is_allowed else "deny", host
+    if words in _KNOWN_WORDS:
+        return Acl(number, principal, kind, pattern, name, operation, bool(is_allowed), host)
+    fields = {"principal": principal, "name": name, **dict(zip(_WORDS, words, strict=True))}
+    try:
+        return checked_acl(fields, number)
+    except InvalidRequestError as error:
+        logger.error("acl_damaged number=%s reason=%r", number, str(error))
+        of = kind if kind in OPERATIONS_OF else TOPIC
+        return Acl(number, principal, of, LITERAL, ANY, ALL, False, ANY)
 
 
 _WORDS: Final = ("resource_type", "pattern", "operation", "permission", "host")

@@ -1,14 +1,13 @@
 """Authorizer: decides from ACLs what a principal may do, and remembers its decisions.
 
-Owner: one process; each front has its own, fed by the controller.
+Owner: one process; each front has its own.
 
 Invariants:
 - A denial that matches wins over every permission. Without a permission the answer is no.
 - A decision is that of the ACLs now: each change forgets what was remembered.
 - Remembered decisions of a principal are at most DECISIONS_MAX, and principals at most
   PRINCIPALS_MAX.
-- The rules of a principal are laid out as `_Rules` with its first decision. Until then they are a
-  list: a start pays nothing for principals that do not come.
+- Rules that cannot be read allow nothing, and that decision is not remembered.
 
 A remembered decision costs one look-up. A new one costs a look-up for each name of the principal
 and each length of a prefix that its ACLs have, however many ACLs others have.
@@ -51,7 +50,11 @@ NO_RULE = Decision(False, None)
 BY_ROLE = Decision(True, None)
 
 
-class _Rules:
+class RightsUnreadError(Exception):
+    """Users or rules cannot be read."""
+
+
+class PrincipalRules:
     """The ACLs of one name of a principal."""
 
     __slots__ = ("by_name", "by_prefix", "lengths")
@@ -90,6 +93,11 @@ class _Rules:
     def is_empty(self) -> bool:
         return not self.by_name and not self.by_prefix
 
+    def __iter__(self) -> Iterator[Acl]:
+        for rules in (self.by_name, self.by_prefix):
+            for acls in rules.values():
+                yield from acls
+
     def matching(self, kind: str, name: str) -> Iterator[Acl]:
         yield from self.by_name.get((kind, name), ())
         if name != ANY:
@@ -110,7 +118,9 @@ class AclTable:
 
     def __init__(self) -> None:
         self._by_number: dict[int, Acl] = {}
-        self._by_principal: dict[str, list[Acl] | _Rules] = {}
+        self._by_principal: dict[str, PrincipalRules] = {}
+        self.is_unread = False
+        """True if the last decision was a refusal because rules could not be read."""
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -121,26 +131,19 @@ class AclTable:
 
     def add_all(self, acls: Iterable[Acl]) -> None:
         """Add rules, each in place of one with its number."""
-        by_number, by_principal = self._by_number, self._by_principal
         for acl in acls:
-            number, principal = acl[:2]
-            if number in by_number:
-                self.remove(number)
-            by_number[number] = acl
-            rules = by_principal.get(principal)
+            self.remove(acl.number)
+            self._by_number[acl.number] = acl
+            rules = self._by_principal.get(acl.principal)
             if rules is None:
-                by_principal[principal] = [acl]
-            elif isinstance(rules, list):
-                rules.append(acl)
-            else:
-                rules.add(acl)
+                rules = self._by_principal[acl.principal] = PrincipalRules(())
+            rules.add(acl)
 
     def remove(self, number: int) -> None:
         """Remove a rule, if it is there."""
         acl = self._by_number.pop(number, None)
         if acl is not None:
-            rules = self._laid_out(acl.principal)
-            assert rules is not None
+            rules = self._by_principal[acl.principal]
             rules.remove(acl)
             if rules.is_empty():
                 del self._by_principal[acl.principal]
@@ -149,9 +152,13 @@ class AclTable:
         self, names: Iterable[str], host: str, operation: str, kind: str, name: str
     ) -> Decision:
         """Decide for a principal with these names (`User:a`, `Group:b`), from this address."""
+        try:
+            all_rules = self._rules_of(names)
+        except RightsUnreadError:
+            return NO_RULE
         found: Acl | None = None
         implied_by = IMPLIED_BY.get(operation, frozenset())
-        for rules in self._rules_of(names):
+        for rules in all_rules:
             for acl in rules.matching(kind, name):
                 if acl.host not in (ANY, host):
                     continue
@@ -165,10 +172,13 @@ class AclTable:
 
     def decide_any(self, names: Iterable[str], host: str, operation: str, kind: str) -> Decision:
         """Decide whether some resource of the type, which may not exist, is allowed."""
-        names = tuple(names)
+        try:
+            all_rules = self._rules_of(names)
+        except RightsUnreadError:
+            return NO_RULE
         denials: list[Acl] = []
         permissions: list[Acl] = []
-        for rules in self._rules_of(names):
+        for rules in all_rules:
             for acl in rules.of_type(kind):
                 if acl.host in (ANY, host) and acl.operation in (ALL, operation):
                     (permissions if acl.is_allowed else denials).append(acl)
@@ -177,17 +187,16 @@ class AclTable:
                 return Decision(True, acl)
         return Decision(False, denials[0]) if permissions else NO_RULE
 
-    def _rules_of(self, names: Iterable[str]) -> Iterator[_Rules]:
-        for name in (*names, _EVERYBODY):
-            rules = self._laid_out(name)
-            if rules is not None:
-                yield rules
+    def _rules_of(self, names: Iterable[str]) -> list[PrincipalRules]:
+        """All of them, or RightsUnreadError: one that is missing may be a denial."""
+        self.is_unread = True
+        found = [self._rules(name) for name in (*names, _EVERYBODY)]
+        self.is_unread = False
+        return [rules for rules in found if rules is not None]
 
-    def _laid_out(self, principal: str) -> _Rules | None:
-        rules = self._by_principal.get(principal)
-        if isinstance(rules, list):
-            rules = self._by_principal[principal] = _Rules(rules)
-        return rules
+    def _rules(self, principal: str) -> PrincipalRules | None:
+        """The rules of a name. Raises RightsUnreadError."""
+        return self._by_principal.get(principal)
 
 
 def _covers_all_of(denial: Acl, acl: Acl) -> bool:
@@ -237,7 +246,9 @@ class Principal:
         if found is None:
             if len(self._decisions) >= DECISIONS_MAX:
                 self._decisions.clear()
-            found = self._decisions[key] = self.decide(operation, kind, name).is_allowed
+            found = self.decide(operation, kind, name).is_allowed
+            if not self._table.is_unread or self.is_admin:
+                self._decisions[key] = found
         return found
 
     def decide(self, operation: str, kind: str, name: str) -> Decision:

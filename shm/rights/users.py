@@ -1,7 +1,7 @@
 """Users: names, the keys that prove them, and the accounts of the host that stand for them.
 
 Owner: pure, except `UserDirectory`, which belongs to one process. The controller stores users in
-the catalog and publishes them to the fronts.
+the catalog, where the fronts read them (`stored_rights`).
 
 Invariants:
 - A public key, and an account, belongs to one user at most.
@@ -11,24 +11,15 @@ Invariants:
 
 from __future__ import annotations
 
-import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
-
-import orjson
 
 from shm.rights.acl import check_user_name
 from shm.rights.scram import HASHES, ScramCredential, ScramShape, checked_credential
 from tailrace.core.errors import InvalidRequestError
 
-logger = logging.getLogger(__name__)
-
-PLAIN_ROW: Final = 3
-"""Fields of a row of a user with keys alone."""
-NOTHING_MORE: Final = (0, 0, "[]", (), "", ())
-"""What such a row leaves out (`user_of_row`)."""
 KEYS_MAX: Final = 32
 """Most keys of a user."""
 GROUPS_MAX: Final = 100
@@ -118,20 +109,6 @@ def user_of(shown: Mapping[str, Any]) -> User:
     )  # fmt: skip
 
 
-def user_of_row(row: Sequence[Any]) -> User:
-    """The user of (name, keys, time of creation), and behind these, where one of them is needed:
-    whether it is an administrator, and disabled, the JSON of its groups, accounts, the hash of its
-    password, and SCRAM credentials. Raises ValueError, TypeError, KeyError for a damaged one.
-    """
-    name, keys, created_us, *more = row
-    is_admin, is_disabled, groups, accounts, password_hash, scram = more or NOTHING_MORE
-    return User(
-        name, bool(is_admin), bool(is_disabled), tuple(orjson.loads(groups)), tuple(accounts),
-        tuple(Key(*key) for key in keys), created_us, password_hash,
-        tuple(checked_credential(each) for each in scram),
-    )  # fmt: skip
-
-
 def check_public_key(text: object) -> str:
     """The key. Raises InvalidRequestError."""
     if isinstance(text, str) and len(text) == 40 and all(c in _PLACE for c in text):
@@ -180,11 +157,10 @@ def check_groups(value: object) -> tuple[str, ...]:
 
 
 class UserDirectory:
-    """All users, by name, by key and by account."""
+    """Users by name, by key and by account."""
 
     def __init__(self) -> None:
-        self._by_name: dict[str, User | Sequence[Any]] = {}
-        """Users, and rows of a feed that nobody has asked for (`user_of_row`)."""
+        self._by_name: dict[str, User] = {}
         self._by_key: dict[str, str] = {}
         self._by_account: dict[int, str] = {}
         self._scram_shapes: dict[str, Counter[ScramShape]] = {name: Counter() for name in HASHES}
@@ -193,37 +169,32 @@ class UserDirectory:
         return len(self._by_name)
 
     def __iter__(self) -> Iterator[User]:
-        return iter([user for name in self._by_name if (user := self.get(name)) is not None])
+        return iter(list(self._by_name.values()))
+
+    @property
+    def is_unread(self) -> bool:
+        """True if there may be users that cannot be read."""
+        return False
+
+    def clear(self) -> None:
+        """Forget all users."""
+        for name in tuple(self._by_name):
+            UserDirectory.remove(self, name)
 
     def put(self, user: User) -> None:
         """Add a user, or replace the one of its name."""
-        self.remove(user.name)
+        UserDirectory.remove(self, user.name)
         self._by_name[user.name] = user
         self._by_key.update(dict.fromkeys((key.public for key in user.keys), user.name))
         self._by_account.update(dict.fromkeys(user.accounts, user.name))
         for each in user.scram:
             self._scram_shapes[each.mechanism][each.shape] += 1
 
-    def put_rows(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Add the users of a feed. A row becomes a user when it is asked for: a start pays little
-        for users that do not come.
-        """
-        by_name, by_key = self._by_name, self._by_key
-        for row in rows:
-            name = row[0]
-            if name in by_name or len(row) > PLAIN_ROW:
-                self.put(_user_or_disabled(row))
-                continue
-            by_name[name] = row
-            for key in row[1]:
-                by_key[key[1]] = name
-
     def remove(self, name: str) -> None:
         """Remove a user, if there is one of the name."""
-        user = self.get(name)
+        user = self._by_name.pop(name, None)
         if user is None:
             return
-        del self._by_name[name]
         for key in user.keys:
             self._by_key.pop(key.public, None)
         for account in user.accounts:
@@ -239,31 +210,16 @@ class UserDirectory:
         return self._scram_shapes[mechanism]
 
     def get(self, name: str) -> User | None:
-        found = self._by_name.get(name)
-        if found is None or isinstance(found, User):
-            return found
-        user = self._by_name[name] = _user_or_disabled(found)
-        return user
+        """The user of a name."""
+        return self._by_name.get(name)
 
     def by_key(self, public: str) -> tuple[User, Key] | None:
         """The user of a public key, and that key."""
-        name = self._by_key.get(public)
-        if name is None:
+        user = self._by_name.get(self._by_key.get(public, ""))
+        if user is None:
             return None
-        user = self.get(name)
-        assert user is not None
         return user, next(key for key in user.keys if key.public == public)
 
     def by_account(self, account: int) -> User | None:
         """The user that an account of the host stands for."""
-        name = self._by_account.get(account)
-        return None if name is None else self.get(name)
-
-
-def _user_or_disabled(row: Sequence[Any]) -> User:
-    """The user of a row. One that is damaged is disabled: whatever it was, it is let in no more."""
-    try:
-        return user_of_row(row)
-    except (ValueError, TypeError, KeyError, InvalidRequestError) as error:
-        logger.error("user_damaged user=%r reason=%r", row[0], str(error))
-        return User(str(row[0]), is_disabled=True)
+        return self._by_name.get(self._by_account.get(account, ""))

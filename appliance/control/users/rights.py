@@ -48,10 +48,7 @@ class Rights:
         self.commands().ensure_administrator(data_dir, address_for_keys(addresses))
 
     def feed(self, out: LaneSender) -> None:
-        """Send all users and ACLs to a front, with credentials to a gateway."""
-        flags = REPLAY
+        """Begin the feed of a front's rights: with users, it reads them in the catalog."""
         if self._commands is not None or self._catalog.has_users():
             verifies = self._publisher.verifies_passwords(out)
-            for message in self.commands().feed(with_credentials=verifies):
-                out.put(LaneKind.RIGHTS, message, flags=flags)
-                flags = 0
+            out.put(LaneKind.RIGHTS, self.commands().feed(with_credentials=verifies), flags=REPLAY)

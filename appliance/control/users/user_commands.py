@@ -9,36 +9,36 @@ Invariants:
 
 Bounds: PAGE rows of a response, CHANGES_MAX rules of a request.
 
-Crash: a successor publishes everything to every front again.
+Crash: a successor begins the feed of every front again.
 """
 
 from __future__ import annotations
 
 import logging
 import pwd
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
 
 from appliance.catalog.catalog import Catalog
+from appliance.catalog.database import refusals
 from appliance.catalog.tables.users import (
     CHOSEN_BY,
     add_acls,
     count_users,
     delete_user,
     put_user,
-    read_acl_groups,
     read_acls,
     read_user,
-    read_user_rows,
     read_users,
     remove_acls,
 )
 from appliance.control.users.last_administrator import keep_an_administrator
-from shm.rights.acl import ANY, acls_of, check_user_name, checked_acl
-from shm.rights.authorizer import AclTable, Decision, Principal
+from shm.rights.acl import ANY, check_user_name, checked_acl
+from shm.rights.authorizer import Decision, Principal
 from shm.rights.server_keys import KeysUnusableError, ensure_admin_key
+from shm.rights.stored_rights import StoredAcls
 from shm.rights.users import (
     ACCOUNTS_MAX,
     KEYS_MAX,
@@ -55,11 +55,6 @@ from tailrace.protocol.frame import Api
 logger = logging.getLogger(__name__)
 
 PAGE = 200
-FED_AT_ONCE = 100
-ACLS_FED_AT_ONCE = 300
-"""Users, and rules, of one message to a front at most. Rules with the longest names fit into it."""
-FED_MAX_BYTES = 256 << 10
-"""A message with more users than one is no larger: a front's lane takes twice as much."""
 CHANGES_MAX = 1_000
 Changed = tuple[dict[str, Any], dict[str, Any] | None, dict[str, Any] | None]
 """(Response, change for the fronts, the change with credentials for the gateways if that is
@@ -83,8 +78,6 @@ class UserCommands:
         self._database = catalog.database
         self._publish = publish
         self._wall_us = wall_us
-        self._table: AclTable | None = None
-        """The rules that are on the disk, from the first TEST_ACL on."""
 
     def ensure_administrator(self, data_dir: str, address: str) -> None:
         """Make the user `admin`, whose context is in the data directory, if there are no users: at
@@ -105,15 +98,11 @@ class UserCommands:
 
     # ---- fronts ----------------------------------------------------------------------------------
 
-    def feed(self, *, with_credentials: bool = False) -> Iterator[bytes]:
-        """All users and rules, in messages for a front. `with_credentials`: for one that verifies
-        passwords.
+    def feed(self, *, with_credentials: bool = False) -> bytes:
+        """The message that begins the feed of a front: it reads users and rules in the catalog.
+        `with_credentials`: for one that verifies passwords.
         """
-        rows = read_user_rows(self._database, with_credentials=with_credentials)
-        for at in range(0, max(1, len(rows)), FED_AT_ONCE):
-            yield from _in_messages(rows[at : at + FED_AT_ONCE])
-        for groups in read_acl_groups(self._database, ACLS_FED_AT_ONCE):
-            yield orjson.dumps({"acl_groups": groups})
+        return orjson.dumps({"catalog": self._database.path, "credentials": with_credentials})
 
     # ---- requests --------------------------------------------------------------------------------
 
@@ -154,10 +143,6 @@ class UserCommands:
             ",".join(change.get("removed_users", ())) or "none",
             len(change.get("acls", ())), len(change.get("removed_acls", ())),
         )  # fmt: skip
-        if self._table is not None:
-            for number in change.get("removed_acls", ()):
-                self._table.remove(number)
-            self._table.add_all(acls_of(change.get("acls", ())))
 
     # ---- users -----------------------------------------------------------------------------------
 
@@ -174,6 +159,10 @@ class UserCommands:
             "users": [user.shown() for user in users[:PAGE]],
             "next": users[PAGE - 1].name if len(users) > PAGE else None,
         }
+
+    def _rows(self, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        with refusals():
+            return self._database.execute(query, values).fetchall()
 
     def _known(self, name: object) -> User:
         user = read_user(self._database, check_user_name(name))
@@ -364,11 +353,8 @@ class UserCommands:
                 "principal must be a user, User:NAME: groups have no requests"
             )
         user = self._known(name)
-        if self._table is None:
-            self._table = AclTable()
-            self._table.add_all(read_acls(self._database))
         principal = Principal(
-            user.name, user.groups, asked.host, self._table, is_admin=user.is_admin
+            user.name, user.groups, asked.host, StoredAcls(self._rows), is_admin=user.is_admin
         )
         decision = principal.decide(asked.operation, asked.resource_type, asked.name)
         if user.is_disabled:
@@ -381,16 +367,6 @@ class UserCommands:
 
 
 _TESTED = frozenset(("principal", "operation", "resource_type", "name", "host"))
-
-
-def _in_messages(rows: list[tuple[Any, ...]]) -> Iterator[bytes]:
-    """Users in messages that pass a front's lane."""
-    message = orjson.dumps({"user_rows": rows})
-    if len(message) <= FED_MAX_BYTES or len(rows) == 1:
-        yield message
-    else:
-        yield from _in_messages(rows[: len(rows) // 2])
-        yield from _in_messages(rows[len(rows) // 2 :])
 
 
 def _reason(user: User, decision: Decision) -> str:

@@ -46,6 +46,11 @@ LOG_EVENTS: dict[str, LogEvent] = {
         "a stored rule cannot be read; its principal is denied everything of its type",
         "restore coordinator.db from a backup, or remove and add the rule (`tailrace acl`)",
     ),
+    "rights_unread": LogEvent(
+        "a front cannot read users and rules in the catalog; it lets nobody in and allows nothing "
+        "that it has not read before, until it can",
+        "look at the disk of coordinator.db; restore it from a backup if it is damaged",
+    ),
     "user_damaged": LogEvent(
         "a stored user cannot be read; it is let in no more",
         "restore coordinator.db from a backup, or delete and add the user (`tailrace user`)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 from typing import Any
 
 import orjson
@@ -15,7 +16,7 @@ from netfront.access.page_tokens import PageTokens
 from netfront.fetch.lookup import metadata_service
 from netfront.session.sessions import Session
 from netfront.socket.flow_control import Credit
-from netfront.socket.zap import Claim, claim_of, decode_claim, encode_claim
+from netfront.socket.zap import TOKEN, Claim, claim_of, decode_claim, encode_claim
 from shm.rights.acl import check_user_name
 from shm.rights.users import Key, User
 from tailrace.core.error_codes import ErrorCode
@@ -173,6 +174,22 @@ def test_the_account_of_the_appliance_is_the_appliance_unless_it_stands_for_a_us
     assert gate.admit(own).user == APPLIANCE
     feed(gate, user("a", A, accounts=(os.geteuid(),)))
     assert gate.admit(own).user == "a"
+
+
+def test_users_that_cannot_be_read_are_refused_in_words_and_no_account_is_the_appliance(
+    tmp_path: pathlib.Path,
+) -> None:
+    gate = Gate(OWN.decode(), Clock())
+    feed = {"catalog": str(tmp_path / "coordinator.db"), "credentials": False}
+    gate.on_rights(orjson.dumps(feed), True)
+    gate.on_fed()
+    assert not gate.allows(claim(A))
+    for who in (
+        claim(A), Claim(b"", os.geteuid() + 1, ""), Claim(b"", os.geteuid(), ""),
+        Claim(b"", -1, "h", "a", TOKEN),
+    ):  # fmt: skip
+        assert "cannot read its users" in refusal(gate, who)
+    assert gate.admit(claim(OWN)).user == APPLIANCE
 
 
 def test_no_user_can_have_the_name_of_the_appliance() -> None:

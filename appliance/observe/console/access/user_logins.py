@@ -31,6 +31,7 @@ from appliance.observe.console.access.guard import Refusal
 from shm.rights.acl import ALTER, ANY, CONSOLE, READ, THE_CLUSTER, USER
 from shm.rights.authorizer import AclTable, Principal
 from shm.rights.passwords import PasswordsMissingError, is_password
+from shm.rights.stored_rights import read_only
 from shm.rights.users import User
 from tailrace.core.errors import StorageError
 
@@ -63,7 +64,7 @@ def find_in_catalog(path: str) -> Find:
     def find(name: str, host: str) -> ConsoleUser | None:
         with refusals():
             database: Database = sqlite3.connect(
-                f"file:{path}?mode=ro", uri=True, timeout=0.5, factory=Database
+                read_only(path), uri=True, timeout=0.5, factory=Database
             )
             try:
                 user = read_user(database, name)

@@ -20,10 +20,6 @@ from appliance.control.users.offline_users import offline_users
 from appliance.control.users.user_commands import PAGE, UserCommands
 from appliance.data.data_dir_lock import take
 from appliance.data.directory_errors import DataDirectoryError
-from appliance.supervise.memory.memory_plan import CONTROL_LANE_BYTES
-from shm.memory.layout import LANE_MESSAGE_BYTES
-from shm.rights.acl import NAME_MAX, acls_of_groups
-from shm.rights.authorizer import AclTable
 from shm.rights.passwords import fields_of
 from shm.rights.scram import SHA_256, SHA_512, of_password
 from shm.rights.server_keys import (
@@ -37,7 +33,7 @@ from shm.rights.server_keys import (
     public_keys,
     read_server_key,
 )
-from shm.rights.users import GROUPS_MAX, UserDirectory, user_of, user_of_row
+from shm.rights.users import user_of
 from tailrace.core.errors import InvalidRequestError, TailraceError
 from tailrace.format.directory import change_lock
 from tailrace.format.directory.change_lock import changing
@@ -222,84 +218,14 @@ def test_a_test_names_the_rule_that_decides(bench: Bench) -> None:
             bench.ask(Api.TEST_ACL, **{**asked, **wrong})
 
 
-def test_a_feed_has_every_user_and_rule(bench: Bench) -> None:
-    for number in range(250):
-        bench.alter(f"u{number}", "add", keys=[{"name": "k", "public": key()}])
-    bench.ask(Api.ALTER_ACLS, add=[acl("a", f"t{number}") for number in range(250)])
-    messages = [orjson.loads(message) for message in bench.commands.feed()]
-    rows = [row for message in messages for row in message.get("user_rows", ())]
-    assert {user_of_row(row) for row in rows} == set(read_users(bench.catalog.database))
-    assert len(rows) == 250
-    found = [rule for message in messages for rule in acls_of_groups(message.get("acl_groups", ()))]
-    assert sorted(found) == read_acls(bench.catalog.database)
-    assert len(found) == 250
-
-
-def test_a_feed_of_the_longest_users_and_rules_passes_a_fronts_lane(bench: Bench) -> None:
-    """A message that can never pass would keep every front from its start."""
-    groups = [f"{number:03}".ljust(100, "g") for number in range(GROUPS_MAX)]
-    for number in range(60):
-        keys = [{"name": "k", "public": key()}]
-        bench.alter(f"u{number}", "add", keys=keys, groups=groups)
-    longest = "u" * 100
-    names = [f"{number:03}".ljust(NAME_MAX, "\N{GRINNING FACE}") for number in range(600)]
-    for at in range(0, len(names), 200):
-        bench.ask(Api.ALTER_ACLS, add=[acl(longest, name) for name in names[at : at + 200]])
-    messages = list(bench.commands.feed())
-    assert max(map(len, messages)) <= CONTROL_LANE_BYTES // 2 - LANE_MESSAGE_BYTES
-    changes = [orjson.loads(message) for message in messages]
-    assert sum(len(change.get("user_rows", ())) for change in changes) == 60
-    found = [rule for change in changes for rule in acls_of_groups(change.get("acl_groups", ()))]
-    assert {rule.name for rule in found} == set(names)
-
-
-def test_a_feed_has_all_that_is_known_of_a_user_and_a_rule(bench: Bench) -> None:
-    bench.alter(
-        "a", "add", admin=True, groups=["g", "h"], accounts=[7, 3], **fields_of("correct horse"),
-        keys=[{"name": "one", "public": key(), "expires_us": 99}, {"name": "two", "public": key()}],
-    )  # fmt: skip
-    bench.alter("b", "add")
-    bench.alter("b", "disable")
-    rules = [
-        {**acl("a", "t"), "permission": "deny"}, {**acl("a", "t"), "host": "10.0.0.1"},
-        {**acl("a", "t."), "pattern": "prefixed"},
-    ]  # fmt: skip
-    bench.ask(Api.ALTER_ACLS, add=rules)
-    users = UserDirectory()
-    acls: list[Any] = []
-    for message in bench.commands.feed(with_credentials=True):
-        change = orjson.loads(message)
-        users.put_rows(change.get("user_rows", ()))
-        acls += acls_of_groups(change.get("acl_groups", ()))
-    assert set(users) == set(read_users(bench.catalog.database))
-    assert users.by_account(3) == users.get("a")
-    assert sum(users.scram_shapes(SHA_256).values()) == 1
-    assert sorted(acls) == read_acls(bench.catalog.database)
-
-
-def test_a_damaged_user_is_let_in_no_more_and_a_damaged_rule_denies(
-    bench: Bench, caplog: pytest.LogCaptureFixture
+def test_a_feed_names_the_catalog_however_many_users_there_are(
+    bench: Bench, tmp_path: pathlib.Path
 ) -> None:
-    for name in ("a", "b", "c"):
-        bench.alter(name, "add", keys=[{"name": "k", "public": key()}], groups=["g"])
-    bench.ask(Api.ALTER_ACLS, add=[acl("a", "t"), acl("b", "t"), acl("c", "t")])
-    database = bench.catalog.database
-    database.execute("UPDATE users SET user_groups = '[\"g' WHERE name = 'a'")
-    database.execute("UPDATE acls SET operation = 'wr' WHERE principal = 'User:b'")
-    users, table = UserDirectory(), AclTable()
-    for message in bench.commands.feed():
-        change = orjson.loads(message)
-        users.put_rows(change.get("user_rows", ()))
-        table.add_all(acls_of_groups(change.get("acl_groups", ())))
-    found = users.get("a")
-    assert found is not None
-    assert found.is_disabled
-    assert [users.get(name).is_disabled for name in ("b", "c")] == [False, False]  # type: ignore[union-attr]
-    assert not table.decide(("User:b",), "h", "read", "topic", "t").is_allowed
-    assert table.decide(("User:b",), "h", "read", "topic", "t").acl is not None
-    assert table.decide(("User:c",), "h", "read", "topic", "t").is_allowed
-    assert "user_damaged user='a'" in caplog.text
-    assert "acl_damaged number=2" in caplog.text
+    for number in range(50):
+        bench.alter(f"u{number}", "add", keys=[{"name": "k", "public": key()}])
+    fed = orjson.loads(bench.commands.feed())
+    assert fed == {"catalog": str(tmp_path / "coordinator.db"), "credentials": False}
+    assert orjson.loads(bench.commands.feed(with_credentials=True))["credentials"]
 
 
 def test_the_first_administrator_is_made_once_and_comes_back_with_its_context(
@@ -361,14 +287,12 @@ def test_gateways_alone_get_what_proves_a_password(bench: Bench) -> None:
     assert shown["has_password"]
     assert set(shown["scram"]) == {SHA_256, SHA_512}
     [stored] = read_users(bench.catalog.database)
-    for plain in (bench.published, list(bench.commands.feed()), shown):
+    for plain in (bench.published, shown):
         assert "argon2" not in repr(plain)
         assert "stored_key" not in repr(plain)
     assert bench.alter("a", "add", **fields)["user"] == shown, "a repeated request"
     [message] = [message for message in bench.to_gateways if "users" in message]
     assert user_of(message["users"][0]) == stored
-    fed = [orjson.loads(each) for each in bench.commands.feed(with_credentials=True)]
-    assert user_of_row(fed[0]["user_rows"][0]) == stored
     bench.alter("a", "set", password_hash=None, scram_credentials=[])
     [stored] = read_users(bench.catalog.database)
     assert (stored.password_hash, stored.scram) == ("", ())
