@@ -78,9 +78,9 @@ class TokenVerifier:
     """Verifies tokens by the keys of a file."""
 
     def __init__(self, path: str, rules: TokenRules, *, loads_late: bool = False) -> None:
-        """`loads_late`: what verifies signatures, 14 MB of modules, is loaded for the first token.
-        A child of this process, which must have no other thread, checks the keys now. Raises
-        TokenKeysError.
+        """`loads_late`: what verifies signatures, 14 MB of modules, is loaded for the first token,
+        and a child of this process checks the keys now. A process with other threads loads it at
+        once. Raises TokenKeysError.
         """
         self._rules = rules
         self._content = _content_of(path)
@@ -174,9 +174,15 @@ def read_keys(path: str) -> list[_Key]:
 
 def _are_usable(path: str, content: bytes) -> bool:
     """True if a child of this process can use the keys. False: they are to be read here, for their
-    error.
+    error, or because there is no child: one that is forked beside other threads, also those of
+    libraries, may find their locks taken for ever.
     """
-    child = os.fork()
+    try:
+        if len(os.listdir("/proc/self/task")) > 1:
+            return False
+        child = os.fork()
+    except OSError:
+        return False
     if not child:
         try:
             _keys_in(path, content)

@@ -11,7 +11,6 @@ Invariants:
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -76,7 +75,6 @@ class TokenChecks:
         made_of = (rules, file_version(path))
         if made_of == self._made_of:
             return False
-        is_first = self._verifier is None and threading.active_count() == 1
-        self._verifier = TokenVerifier(path, rules, loads_late=is_first)
+        self._verifier = TokenVerifier(path, rules, loads_late=self._verifier is None)
         self._made_of = made_of
         return True

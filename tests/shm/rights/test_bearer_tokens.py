@@ -220,6 +220,32 @@ def test_keys_are_checked_at_once_and_loaded_for_the_first_token(
     assert (done.stdout, done.stderr) == ("False False shop\n", "")
 
 
+def test_a_process_with_other_threads_forks_none_to_check_keys(
+    provider: Provider, tmp_path: pathlib.Path
+) -> None:
+    """Threads of libraries count too: Python does not know of them."""
+    path = write_keys(tmp_path / "keys.json", provider.public())
+    program = """if True:
+        import os, sys, threading, zmq
+        from shm.rights.bearer_tokens import TokenRules, TokenVerifier
+        def refuse():
+            raise AssertionError("forked")
+        os.fork = refuse
+        context = zmq.Context()
+        socket = context.socket(zmq.PAIR)
+        assert threading.active_count() == 1
+        verifier = TokenVerifier(sys.argv[1], TokenRules("", (), "sub", 0), loads_late=True)
+        print("jwt" in sys.modules, verifier.verify(sys.argv[2]).user)
+        context.destroy(0)
+    """
+    token = provider.token("shop", aud=None, iss=None)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program, path, token],
+        capture_output=True, text=True, check=False, timeout=HANG_LIMIT_S,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("True shop\n", "")
+
+
 def test_weak_keys_and_missing_files_are_refused(tmp_path: pathlib.Path) -> None:
     weak = rsa.generate_private_key(65537, 1024)
     entry = jwt.algorithms.RSAAlgorithm.to_jwk(weak.public_key(), as_dict=True)
