@@ -31,8 +31,8 @@ logger = logging.getLogger("appliance.observe.http_server")
 StartResponse = Callable[[str, list[tuple[str, str]]], Any]
 Page = Callable[[dict[str, Any], StartResponse], Iterable[bytes]]
 PLAIN = ("Content-Type", "text/plain; charset=utf-8")
-MAY_CHANGE = "tailrace.may_change"
-"""As `appliance.observe.console.access.guard` has it, which only the page needs."""
+MAY_CHANGE, IS_LET_IN = "tailrace.may_change", "tailrace.is_let_in"
+"""As `appliance.observe.console.access.guard` has them, which only the page needs."""
 OPEN = ("/health/", "/static/")
 """Pages without content of the appliance, which need no login."""
 CHANGING = ("/api/change/", "/api/sql")
@@ -54,6 +54,7 @@ def pages(
 
     def page(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
+        environ[IS_LET_IN] = lambda: logins is None or logins().refuse(environ) is None
         if logins is not None and not path.startswith(OPEN) and path != "/":
             is_metrics = path == "/metrics" and is_scraper(_bearer_of(environ))
             refusal = None if is_metrics else logins().refuse(environ)

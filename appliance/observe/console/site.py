@@ -15,6 +15,7 @@ Owner: the thread of each request.
 Invariants:
 - Each answer has the headers of `guard.SECURITY_HEADERS`.
 - A request body has at most BODY_MAX_BYTES.
+- A stream ends with the session, or the token, that let it in.
 - An error is `{"error": sentence, "code": name}` with a status of 400 to 503.
 """
 
@@ -161,9 +162,9 @@ class Site:
         if not environ["tailrace.begin_stream"]():
             return _error(start_response, "503 Service Unavailable", STREAMS_FULL, "STREAMS_FULL")
         start_response("200 OK", [("Content-Type", "text/event-stream"), *guard.SECURITY_HEADERS])
-        return self._stream(environ["tailrace.sent"])
+        return self._stream(environ["tailrace.sent"], environ[guard.IS_LET_IN])
 
-    def _stream(self, sent: Callable[[], None]) -> Iterator[bytes]:
+    def _stream(self, sent: Callable[[], None], is_let_in: Callable[[], bool]) -> Iterator[bytes]:
         shown: dict[str, TopicRow] = {}
         state = self._sampler.state(SAMPLE_TIMEOUT_S)
         number = 0
@@ -171,13 +172,15 @@ class Site:
             number = state["number"]
             shown.update(state["topics"])
             yield _event("state", state)
-        while True:
+        while is_let_in():
             sent()
             newest = self._sampler.wait(number, EVENT_TIMEOUT_S)
             if not newest:
                 yield b": waiting for a sample\n\n"
                 continue
             number = newest
+            if not is_let_in():
+                return
             message = self._sampler.tick(shown)
             if message is not None:
                 yield _event("tick", message)

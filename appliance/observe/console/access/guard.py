@@ -36,6 +36,10 @@ MAY_CHANGE = "tailrace.may_change"
 """Set in the request of a user's session that may change something. No header can set it."""
 
 
+IS_LET_IN = "tailrace.is_let_in"
+"""Set in each request: says whether its sender would be let in now. A stream asks it."""
+
+
 class Refusal(NamedTuple):
     """An answer that replaces the one asked for."""
 
