@@ -295,7 +295,7 @@ class Front:
                     self._routing, self._reader, self._produce_service.block,
                     self._forwarding.ask_for_itself,
                 ),
-                fronts=self._front_count, now_ns=self._now_ns,
+                uses=self._slot.rate_uses, fronts=self._front_count, now_ns=self._now_ns,
             )  # fmt: skip
             self._quotas = self._session_lifecycle.quotas = self._dispatcher.quotas = quotas
         try:

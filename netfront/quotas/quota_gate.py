@@ -19,10 +19,14 @@ from shm.runtime.timing_wheel import Timer, TimingWheel
 class GateClock:
     """Time of the loop step, which all gates of a front share."""
 
-    __slots__ = ("now_ns", "wheel")
+    __slots__ = ("is_used", "now_ns", "over", "wheel")
 
     def __init__(self, now_ns: int) -> None:
         self.now_ns = now_ns
+        self.is_used = False
+        """True if something was taken, or waits, since the shares of fronts were looked at."""
+        self.over: list[tuple[QuotaGate, object, int]] = []
+        """Waits that are over, and that nobody has been told of: (gate, item, length)."""
         self.wheel: TimingWheel[QuotaGate] = TimingWheel(now_ns)
 
 
@@ -37,9 +41,12 @@ class QuotaGate:
         "key",
         "member_count",
         "quota",
+        "shared_rate",
+        "shown_taken",
         "taken",
         "throttled_ns",
         "waiting",
+        "was_limited",
     )
 
     def __init__(self, quota: str, key: Entity, rate: int, clock: GateClock) -> None:
@@ -50,6 +57,12 @@ class QuotaGate:
         """Sessions that use it."""
         self.taken = 0
         """Amount in all."""
+        self.shared_rate = rate
+        """The rate of all fronts, of which this gate has a share."""
+        self.shown_taken = 0
+        """Amount in all when the other fronts were shown it."""
+        self.was_limited = False
+        """True if something has waited since then."""
         self.throttled_ns = 0
         """Waits in all."""
         self.waiting: OrderedDict[object, int] = OrderedDict()
@@ -66,12 +79,25 @@ class QuotaGate:
 
     def take(self, amount: int) -> None:
         self.taken += amount
+        self._clock.is_used = True
         self.bucket.take(amount, self._clock.now_ns)
 
-    def wait(self, item: object) -> None:
+    @property
+    def now_ns(self) -> int:
+        return self._clock.now_ns
+
+    def note_wait(self, item: object, since_ns: int) -> None:
+        waited_ns = self._clock.now_ns - since_ns
+        self.was_limited = self._clock.is_used = True
+        if waited_ns > 0:
+            self.throttled_ns += waited_ns
+            self._clock.over.append((self, item, waited_ns))
+
+    def wait(self, item: object, since_ns: int = 0) -> None:
         if item in self.waiting:
             return
-        self.waiting[item] = self._clock.now_ns
+        self.was_limited = self._clock.is_used = True
+        self.waiting[item] = since_ns or self._clock.now_ns
         if self._timer is None:
             self._timer = self._clock.wheel.add(self.bucket.ready_ns(self._clock.now_ns), self)
 

@@ -6,7 +6,8 @@
   client alive (CREDIT, PING, heartbeats) are counted and never parked.
 - Connections, transactional ids: refused with QUOTA_EXCEEDED.
 
-Several fronts divide each rate among them.
+Several fronts divide each rate among them, by the use that each makes of it (`rate_shares`). While
+a rate is used, a front shows its use, and takes its share, each SHARES_NS.
 
 Owner: one front, which makes it when there are rules.
 
@@ -31,12 +32,15 @@ from netfront.fetch.purgatory import Fetch
 from netfront.quotas.message_cost import api_of, mutation_count
 from netfront.quotas.prefix_usage import PrefixUsage
 from netfront.quotas.quota_gate import GateClock, QuotaGate
+from netfront.quotas.rate_shares import share_of_rate
 from netfront.quotas.session_quotas import ParkedMessage, SessionQuotas, Usage
 from netfront.session.responses import Responses
 from netfront.session.sessions import Session, Sessions
 from netfront.socket.flow_control import Credit, CreditLedger
 from shm.quotas.quota_rules import ANONYMOUS, QUOTAS, Entity, Rules, parse_rules, share_of
+from shm.runtime.timing_wheel import NEVER_NS
 from shm.tables.measurements import ThrottleState
+from shm.tables.rate_uses import UNUSED, RateUse, RateUses, number_of
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol import json_messages
 from tailrace.protocol.frame import Api, WireError
@@ -49,6 +53,7 @@ PARKED_MAX_BYTES = 64 << 20
 GATES_MAX = 10_000
 """Gates without connections that are kept because they are not full."""
 GATES_CHECK_NS = 1_000_000_000
+SHARES_NS = 250_000_000
 TRANSACTION_TIMEOUT_MS = 60_000
 _NEVER_PARKED = frozenset(map(int, (Api.HANDSHAKE, Api.CREDIT, Api.PING, Api.GROUP_HEARTBEAT)))
 _MUTATIONS = frozenset(
@@ -73,10 +78,13 @@ class QuotaService:
         handle: Callable[[list[bytes]], None],
         resume_fetch: Callable[[Fetch, int], None],
         prefixes: PrefixUsage,
+        uses: RateUses,
         fronts: int,
         now_ns: int,
     ) -> None:
-        """`handle` handles a message without looking at the rate of requests."""
+        """`uses`: those of all `fronts`. `handle` handles a message without looking at the rate of
+        requests.
+        """
         self._ledger = ledger
         self._sessions = sessions
         self._responses = responses
@@ -84,7 +92,12 @@ class QuotaService:
         self._handle = handle
         self._resume_fetch = resume_fetch
         self._prefixes = prefixes
+        self._uses = uses
+        uses.clear()
         self._fronts = max(1, fronts)
+        self._share_at_ns = NEVER_NS
+        self._shared_ns = now_ns
+        """Time when the shares were taken last."""
         self._clock = GateClock(now_ns)
         self._rules: Rules = {}
         self._texts: list[str] = []
@@ -156,14 +169,41 @@ class QuotaService:
         share = share_of(self._rules, quota, user, client)
         if share is None:
             return None
-        rate = max(1, share.value // self._fronts)
         gate = self._gates.get((quota, share.key))
         if gate is None:
+            rate = self._share(quota, share.key, share.value, UNUSED)
             gate = self._gates[quota, share.key] = QuotaGate(quota, share.key, rate, self._clock)
-        elif gate.bucket.rate != rate:
+            gate.shared_rate = share.value
+        elif gate.shared_rate != share.value:
+            gate.shared_rate = share.value
+            self._set_rate(gate, self._share(quota, share.key, share.value, UNUSED))
+        return gate
+
+    # ---- shares of fronts ------------------------------------------------------------------------
+
+    def _share(self, quota: str, key: Entity, rate: int, own: RateUse) -> int:
+        if self._fronts == 1:
+            return rate
+        others = self._uses.of_others(number_of(f"{quota} {key.text}"), self._fronts)
+        return share_of_rate(rate, own, others)
+
+    def _set_rate(self, gate: QuotaGate, rate: int) -> None:
+        if gate.bucket.rate != rate:
             gate.bucket.set_rate(rate, self._clock.now_ns)
             gate.open_now()
-        return gate
+
+    def _take_shares(self, now_ns: int) -> None:
+        """Show what was used here of each rate, and take this front's shares."""
+        elapsed_ns = max(1, now_ns - self._shared_ns)
+        self._shared_ns = now_ns
+        for (quota, key), gate in self._gates.items():
+            amount = max(0, gate.taken - gate.shown_taken) * 1_000_000_000 // elapsed_ns
+            use = RateUse(amount, gate.was_limited or bool(gate.waiting))
+            gate.shown_taken, gate.was_limited = gate.taken, False
+            self._uses.put(number_of(f"{quota} {key.text}"), use)
+            self._set_rate(gate, self._share(quota, key, gate.shared_rate, use))
+            if use != UNUSED:
+                self._clock.is_used = True
 
     def _usage(self, quota: str, user: str, client: str) -> Usage | None:
         share = share_of(self._rules, quota, user, client)
@@ -330,7 +370,11 @@ class QuotaService:
 
     def next_deadline_ns(self) -> int:
         """Return the time when `step` next has work."""
-        due_ns = min(self._clock.wheel.quiet_until_ns, self._prefixes.next_deadline_ns())
+        if self._clock.over:
+            return self._clock.now_ns
+        due_ns = min(
+            self._share_at_ns, self._clock.wheel.quiet_until_ns, self._prefixes.next_deadline_ns()
+        )
         return min(due_ns, self._check_at_ns) if self._gates else due_ns
 
     def step(self, now_ns: int) -> int:
@@ -338,11 +382,21 @@ class QuotaService:
         clock = self._clock
         clock.now_ns = now_ns
         work = 0
+        while clock.over:
+            gate, item, waited_ns = clock.over.pop()
+            if isinstance(item, Credit):
+                self._report(gate.quota, self._sessions.by_credit(item), waited_ns)
         if now_ns >= clock.wheel.quiet_until_ns:
             for gate in clock.wheel.advance(now_ns):
                 work += self._resume(gate)
         if now_ns >= self._prefixes.next_deadline_ns():
             work += self._prefixes.step(now_ns)
+        if now_ns >= self._share_at_ns:
+            self._share_at_ns = NEVER_NS
+            clock.is_used = False
+            self._take_shares(now_ns)
+        if clock.is_used and self._share_at_ns == NEVER_NS and self._fronts > 1:
+            self._share_at_ns = now_ns + SHARES_NS
         if now_ns >= self._check_at_ns:
             self._check_at_ns = now_ns + GATES_CHECK_NS
             self._forget_full(now_ns)
@@ -383,6 +437,7 @@ class QuotaService:
         for place, key in enumerate(idle):
             if place < excess or self._gates[key].bucket.is_full(now_ns):
                 del self._gates[key]
+                self._uses.remove(number_of(f"{key[0]} {key[1].text}"))
         for key, usage in list(self._usages.items()):
             if (
                 not usage.sessions

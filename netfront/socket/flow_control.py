@@ -17,7 +17,9 @@ the size of the budget.
 
 A connection with a quota is granted no more than its gate has. It pays for a grant, and gets back
 what it did not use. While the gate is closed it waits there, not in the ledger's queue, so that it
-keeps no other connection from its turn.
+keeps no other connection from its turn. A producer whose grant the gate has cut short waits in its
+own process before it asks: its wait began with its last batch, ASKING_NS before the question at the
+earliest.
 
 Owner: one front.
 
@@ -31,7 +33,10 @@ Invariants:
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Protocol
+from typing import Final, Protocol
+
+ASKING_NS: Final = 50_000_000
+"""Interval at which a producer asks for credit (`tailrace.producer.sending.sender`)."""
 
 
 class Gate(Protocol):
@@ -45,8 +50,17 @@ class Gate(Protocol):
     def take(self, amount: int) -> None:
         """Count what was given; a negative amount is given back."""
 
-    def wait(self, item: object) -> None:
-        """Let a connection or request wait, in order, until the gate opens."""
+    @property
+    def now_ns(self) -> int:
+        """The time of this step."""
+
+    def wait(self, item: object, since_ns: int = 0) -> None:
+        """Let a connection or request wait, in order, until the gate opens. `since_ns`: the time
+        since when it has waited already.
+        """
+
+    def note_wait(self, item: object, since_ns: int) -> None:
+        """Count a wait that is over."""
 
     def forget(self, item: object) -> bool:
         """Remove one that waits. Return False if it did not wait."""
@@ -58,12 +72,14 @@ class Credit:
     __slots__ = (
         "gate",
         "granted",
+        "is_cut",
         "limit",
         "received",
         "released",
         "requested",
         "session_word",
         "swept",
+        "used_ns",
     )
 
     def __init__(self, gate: Gate | None = None) -> None:
@@ -82,6 +98,10 @@ class Credit:
         """Received bytes at the last sweep."""
         self.requested = 0
         """Bytes it waits to be allowed to send, 0 if it does not wait."""
+        self.is_cut = False
+        """True if its gate has cut the last grant short."""
+        self.used_ns = 0
+        """Time of its last batch, while it has a gate."""
 
 
 class CreditLedger:
@@ -154,6 +174,8 @@ class CreditLedger:
         is a client's protocol error.
         """
         credit.received += byte_count
+        if credit.gate is not None:
+            credit.used_ns = credit.gate.now_ns
         if credit.received <= credit.limit:
             return True
         # Granted once, revoked since, and already in flight: accept it as debt.
@@ -217,11 +239,17 @@ class CreditLedger:
         """Let a connection wait at its gate if that is closed."""
         gate = credit.gate
         missing = requested - (credit.limit - credit.received)
-        if gate is None or missing <= 0 or gate.room(missing):
+        if gate is None or missing <= 0:
+            return False
+        was_cut, credit.is_cut = credit.is_cut, False
+        since_ns = max(credit.used_ns, gate.now_ns - ASKING_NS) if was_cut else gate.now_ns
+        if gate.room(missing):
+            if was_cut:
+                gate.note_wait(credit, since_ns)
             return False
         self._waiting.pop(credit, None)
         credit.requested = requested
-        gate.wait(credit)
+        gate.wait(credit, since_ns)
         return True
 
     def _set_limit(self, credit: Credit, limit: int, *, is_debt: bool = False) -> None:
@@ -242,7 +270,9 @@ class CreditLedger:
         target = min(max(min(self._window, free // 2), under_way + needed), free)
         if credit.gate is not None and target > outstanding:
             missing = max(0, under_way + needed - outstanding) if needed else 0
-            target = min(target, outstanding + credit.gate.room(missing))
+            allowed = outstanding + credit.gate.room(missing)
+            credit.is_cut = allowed < target
+            target = min(target, allowed)
         if target > outstanding:
             self._set_limit(credit, credit.released + target)
             credit.swept = -1  # a new grant is not swept yet

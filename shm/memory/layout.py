@@ -12,7 +12,8 @@ Layout of a region: 128 bytes of header, then by kind:
     table    slots (576 B each)
     settings words | text | text
     control  words | process slots (320 B each) | measurements (2 KiB a process) |
-             exemplars and credit of each front | measurements of the Kafka gateway
+             exemplars and credit of each front | measurements of the Kafka gateway |
+             uses of rates of each front
 """
 
 from __future__ import annotations
@@ -359,6 +360,8 @@ KAFKA_BYTES = (
     KAFKA_WORDS + 2 * KAFKA_APIS_MAX + KAFKA_CODES_MAX
 ) * WORD_BYTES + KAFKA_APIS_MAX * HISTOGRAM_BYTES
 MEASUREMENT_BYTES = 2048
+USES_MAX = 64
+"""Rates of quotas whose use a front shows to the others."""
 
 
 @unique
@@ -436,12 +439,20 @@ class ControlLayout:
         """Words of the Kafka gateway: see `shm.tables.kafka_measurements`."""
         return align(self.credit(FRONTS_MAX), LINE_BYTES)
 
+    def rate_use(self, front: int, row: int) -> int:
+        """Index of the words of a row of a front's uses: see `shm.tables.rate_uses`."""
+        return (self._rate_uses + (front * USES_MAX + row) * 2 * WORD_BYTES) // WORD_BYTES
+
+    @property
+    def _rate_uses(self) -> int:
+        return align(self.kafka + KAFKA_BYTES, LINE_BYTES)
+
     def _measurements_of(self, role: Role, index: int) -> int:
         return self.measurements + (_ROLE_START[role] + index) * MEASUREMENT_BYTES
 
     @property
     def size(self) -> int:
-        return align(self.kafka + KAFKA_BYTES, PAGE_BYTES)
+        return align(self._rate_uses + FRONTS_MAX * USES_MAX * 2 * WORD_BYTES, PAGE_BYTES)
 
 
 # ---- settings ------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from shm.tables.measurements import (
 
 if TYPE_CHECKING:
     from shm.tables.kafka_measurements import KafkaMeasurements
+    from shm.tables.rate_uses import RateUses
 
 
 class _Cells(dict[ProcessWord, AtomicCounter]):
@@ -74,6 +75,13 @@ class ProcessSlot:
     def throttles(self) -> ThrottleState:
         """Front: waits for quotas."""
         return ThrottleState(self._words, self._layout.credit(self.index))
+
+    @property
+    def rate_uses(self) -> RateUses:
+        """Front: uses of the rates that fronts share."""
+        from shm.tables.rate_uses import RateUses  # a front without quotas has no use for it
+
+        return RateUses(self._words, self._layout, self.index)
 
     @property
     def credit(self) -> CreditState:

@@ -17,6 +17,7 @@ from netfront.quotas.quota_service import QuotaService
 from netfront.socket.flow_control import CreditLedger
 from shm.memory.layout import ProcessWord
 from shm.messages.lane_messages import Assignment
+from shm.tables.rate_uses import UNUSED, RateUse, RateUses, number_of
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol import credit_messages, fetch_messages
 from tailrace.protocol.frame import PUSH_CORRELATION_ID, Api, decode_response_header
@@ -104,6 +105,25 @@ def test_a_producer_beyond_its_rate_gets_its_credit_later_and_is_told() -> None:
     assert world.slot.throttles.values()[0] == 2
 
 
+def test_a_producer_is_told_of_a_wait_that_ends_with_its_question() -> None:
+    world = FakeFront(1, 1 << 16, CreditLedger(1 << 20, 1 << 20, 1 << 16))
+    use(world, "client=slow producer_byte_rate=1000")
+    topic = world.add_topic("t", 1)[0]
+    slow = world.connect(b"slow")
+    slow.produce([(topic, bytes(600))])
+    world.settle()
+    slow.produce([(topic, bytes(400))])
+    world.settle()
+    assert pushes(world, slow) == []
+    world.step(after_ms=40)
+    slow.send(Api.CREDIT, credit_messages.encode_credit(400))
+    world.settle()
+    [told] = pushes(world, slow)
+    assert told == {"throttled": "producer_byte_rate", "ms": 40}
+    assert world.slot.throttles.values()[0] == 1
+    assert limit_of(world, slow) >= 1_400
+
+
 def test_reconnecting_and_other_client_ids_share_the_rate_of_the_user() -> None:
     world = FakeFront(1, 1 << 16, CreditLedger(1 << 20, 1 << 20, 1 << 16))
     use(world, "user=ANONYMOUS producer_byte_rate=1000")
@@ -155,6 +175,48 @@ def test_all_fronts_together_give_an_entity_no_more_than_its_rate(fronts: int) -
         world.settle()
         assert limit_of(world, client) == 1000 // fronts, "nothing is left of this second"
     assert given == 1_000
+
+
+def test_a_tenant_who_uses_one_front_of_two_gets_what_the_other_leaves() -> None:
+    world = FakeFront(1, 1 << 16, CreditLedger(1 << 20, 1 << 20, 1 << 16))
+    world.front._front_count = 2
+    use(world, "client=* producer_byte_rate=1000")
+    client = world.connect(b"c")
+    topic = world.add_topic("t", 1)[0]
+    [row] = service_of(world.front).describe()["usage"]
+    assert row["limit"] == 500
+
+    def used_up() -> int:
+        """Uses all of its share for two intervals. Returns the share after it."""
+        for _ in range(3):
+            room = limit_of(world, client) - sent[0]
+            if room:
+                client.produce([(topic, bytes(room))], acks=0)
+                sent[0] += room
+            client.send(Api.CREDIT, credit_messages.encode_credit(100))
+            world.settle()
+            world.step(after_ms=250)
+            world.settle()
+        [row] = service_of(world.front).describe()["usage"]
+        return int(row["limit"])
+
+    sent = [0]
+    assert used_up() == 969
+    number = number_of("producer_byte_rate client=c")
+    other = RateUses(world.slot._words, world.slot._layout, 1)
+    assert other.of_others(number, 2)[0].is_limited
+    other.put(number, RateUse(31, True))
+    assert used_up() == 500, "both would use more"
+    other.put(number, RateUse(0, False))
+    assert used_up() == 969
+    for _ in range(20):
+        world.step(after_ms=500)
+    assert other.of_others(number, 2) == [UNUSED], "it uses nothing now"
+    session = world.front._sessions.by_identity(client.identity)
+    assert session is not None
+    service_of(world.front).attach(session)
+    [row] = service_of(world.front).describe()["usage"]
+    assert row["limit"] == 500
 
 
 def test_a_changed_rate_is_used_by_who_waits_already() -> None:

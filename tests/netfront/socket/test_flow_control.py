@@ -4,6 +4,7 @@ connections; order; what lapsed is debt.
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -219,6 +220,43 @@ def test_a_waiting_connection_that_is_closed_or_freed_of_its_quota_leaves_nothin
     assert not slow.waiting
     assert clock.wheel.advance(10**12) == []
     assert first.gate is slow
+
+
+@pytest.mark.parametrize(("asked_ms", "waited_ms"), [(0, 0), (45, 45), (10_000, 50)])
+def test_a_wait_begins_with_the_last_batch_of_who_was_cut_short(
+    asked_ms: int, waited_ms: int
+) -> None:
+    """It waits in its own process before it asks. One that had nothing to send did not wait."""
+    ledger, (slow, clock) = CreditLedger(10_000, 400, BATCH), gate(BATCH + 20)
+    clock.now_ns = 1_000_000
+    credit = ledger.open(slow)
+    assert ledger.receive(credit, BATCH)
+    assert ledger.release(credit, BATCH) == [credit]
+    assert credit.limit == BATCH + 20, "what the rate has left"
+    clock.now_ns += asked_ms * 1_000_000
+    granted = ledger.ask(credit, BATCH)
+    told = [waited_ns // 1_000_000 for _, _, waited_ns in clock.over]
+    if not asked_ms:
+        assert granted == []
+        assert list(slow.waiting.values()) == [clock.now_ns]
+        return
+    assert granted == [credit]
+    assert told == [waited_ms]
+    assert ledger.ask(credit, BATCH) == [credit]
+    assert len(clock.over) == 1, "a wait is told once"
+
+
+def test_a_wait_at_the_gate_has_the_time_before_the_question() -> None:
+    ledger, (slow, clock) = CreditLedger(10_000, 400, BATCH), gate(BATCH + 20)
+    clock.now_ns = 1_000_000
+    credit = ledger.open(slow)
+    assert ledger.receive(credit, BATCH)
+    ledger.release(credit, BATCH)
+    slow.take(50)
+    clock.now_ns += 30_000_000
+    assert ledger.ask(credit, BATCH) == []
+    assert list(slow.waiting.values()) == [1_000_000]
+    assert clock.over == []
 
 
 def test_credit_that_was_not_used_is_given_back_to_the_rate() -> None:
