@@ -86,6 +86,8 @@ CRASH_POINTS = {
     "move.complete": "the copy of a partition that moves is in the bin of its new directory",
     "move.before_decision": "the controller has found the copy, the move is not decided",
     "move.after_decision": "the move is decided, no process was notified",
+    "move.before_opening": "a partition that has moved is read there, it takes no batches yet",
+    "move.before_going_back": "a partition that has moved cannot be opened there, and is closed",
     "backup.after_segments": "a partition's whole segments are in the target, others' are not",
     "backup.after_point": "the ends of the logs are read, the logs up to there are not",
     "backup.before_manifest": "all objects are in the target, no manifest names them",

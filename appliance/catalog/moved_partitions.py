@@ -4,23 +4,38 @@ former files are still there.
 Owner: the controller.
 
 Invariants:
-- A row is written with the decision that closes the partition, and has left with the decision that
-  moves it, each in one transaction.
+- A row is written with the decision that closes the partition. It has left with the decision that
+  moves it, and is open with the decision that opens it in its new place, each in one transaction.
 - Its slot is given to no other partition before the former files are removed.
+- A partition that has left and is not open has no record that its former files lack.
 
 Crash: a successor opens a partition that was closed and has not left, and removes the former files
-of one that has.
+of one that is open in its new place.
 """
 
 from __future__ import annotations
 
+import enum
 import sqlite3
 from typing import NamedTuple
 
 from appliance.catalog.catalog import Catalog
 from appliance.catalog.database import refusals
-from appliance.catalog.rows import COMES_BACK, Topic
+from appliance.catalog.rows import COMES_BACK, PartitionRow, Topic
 from appliance.catalog.transaction import Transaction
+
+
+class Stage(enum.IntEnum):
+    """How far a move is decided. Numbers of the catalog; earlier builds take LEFT for OPEN, and
+    wrote OPEN with the decision that moves the partition.
+    """
+
+    CLOSED = 0
+    """It is closed where it was, and the decision to move it may still come."""
+    OPEN = 1
+    """It has another place, and may have records there."""
+    LEFT = 2
+    """It has another place, and is closed there until that is open: it may still go back."""
 
 
 class MovedPartition(NamedTuple):
@@ -34,16 +49,15 @@ class MovedPartition(NamedTuple):
     """The catalog's number of that directory."""
     slot: int
     """Its slot there."""
-    has_left: bool
-    """False: it is closed there, and the decision to move it may still come."""
+    stage: Stage
 
 
 def read_moved(database: sqlite3.Connection) -> list[MovedPartition]:
     """All rows."""
     rows = database.execute("SELECT * FROM moves ORDER BY name, partition")
     return [
-        MovedPartition(topic_id, partition, name, data_dir, slot, bool(has_left))
-        for topic_id, partition, name, data_dir, slot, has_left in rows
+        MovedPartition(topic_id, partition, name, data_dir, slot, Stage(stage))
+        for topic_id, partition, name, data_dir, slot, stage in rows
     ]
 
 
@@ -76,7 +90,7 @@ class MovedPartitions:
             insert_moved(
                 self._db,
                 MovedPartition(
-                    topic.topic_id, partition, topic.name, row.data_dir, row.slot, False
+                    topic.topic_id, partition, topic.name, row.data_dir, row.slot, Stage.CLOSED
                 ),
             )
             return self._catalog.alter_topic(topic, topic.given, len(topic.partitions))
@@ -89,31 +103,58 @@ class MovedPartitions:
 
     def move(self, topic: Topic, partition: int, data_dir: int) -> Topic:
         """Decide that a partition is in the data directory of this number from now on, in a slot of
-        its own: the topic's next version, in state `changing`, which opens the copy there. Raises
-        CatalogFullError.
+        its own: the topic's next version, in state `changing`, with which the copy is opened there,
+        closed for appends. Raises CatalogFullError.
         """
         former = topic.partitions[partition]
         with refusals(), Transaction(self._db):
             slot = next(self._slots.free(), None)
             if slot is None:
                 raise self._slots.full()
-            insert_moved(
-                self._db,
-                MovedPartition(
-                    topic.topic_id, partition, topic.name, former.data_dir, former.slot, True
-                ),
-            )
-            self._db.execute(
-                "UPDATE partitions SET data_dir = ?, slot = ? WHERE topic_id = ? AND partition = ?",
-                (data_dir, slot, topic.topic_id, partition),
-            )
-            self._db.execute(
-                "UPDATE topics SET version = version + 1, state = 'changing', bin = ? WHERE "
-                "topic_id = ?",
-                (COMES_BACK, topic.topic_id),
-            )
+            self._replace(topic, former, Stage.LEFT, data_dir, slot)
         self._slots.used.add(slot)
         return self._catalog.known(topic.name)
+
+    def open(self, topic: Topic, partition: int) -> Topic:
+        """Decide that a partition that has left takes batches in its new place: the topic's next
+        version. It does not go back from now on.
+        """
+        with refusals(), Transaction(self._db):
+            self._db.execute(
+                "UPDATE moves SET has_left = ? WHERE topic_id = ? AND partition = ?",
+                (Stage.OPEN, topic.topic_id, partition),
+            )
+            return self._catalog.alter_topic(topic, topic.given, len(topic.partitions))
+
+    def go_back(self, topic: Topic, partition: int, place: PartitionRow) -> Topic:
+        """Decide that a partition that has left, and is not open in its new place, is in `place`
+        again, where it was: the topic's next version, which opens it there. What is in the new
+        place is to be removed.
+        """
+        with refusals(), Transaction(self._db):
+            left = topic.partitions[partition]
+            self._replace(topic, left, Stage.OPEN, place.data_dir, place.slot)
+        return self._catalog.known(topic.name)
+
+    def _replace(
+        self, topic: Topic, former: PartitionRow, stage: Stage, data_dir: int, slot: int
+    ) -> None:
+        """Give a partition another place. Its files are there already."""
+        insert_moved(
+            self._db,
+            MovedPartition(
+                topic.topic_id, former.partition, topic.name, former.data_dir, former.slot, stage
+            ),
+        )
+        self._db.execute(
+            "UPDATE partitions SET data_dir = ?, slot = ? WHERE topic_id = ? AND partition = ?",
+            (data_dir, slot, topic.topic_id, former.partition),
+        )
+        self._db.execute(
+            "UPDATE topics SET version = version + 1, state = 'changing', bin = ? WHERE "
+            "topic_id = ?",
+            (COMES_BACK, topic.topic_id),
+        )
 
     def all(self) -> list[MovedPartition]:
         """Partitions that are closed for a move, and those whose files in their former

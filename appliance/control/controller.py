@@ -36,7 +36,7 @@ from appliance.catalog.recovery import (
 from appliance.control.describe_cluster import ClusterDescription
 from appliance.control.host_view import Host, HostView
 from appliance.control.offset_leases import OffsetLeases
-from appliance.control.partition_moves import PartitionMoves
+from appliance.control.partition_moves import PartitionMoves, closed_arrivals
 from appliance.control.placement.dedicated_workers import DedicatedWorkers
 from appliance.control.placement.partition_placement import PartitionPlacement
 from appliance.control.producer_ids import ProducerIds
@@ -270,12 +270,12 @@ def build(
     publisher.feed_leases = lambda out: leases.feed(out, topics.values())
     publisher.kept_topics = topic_bin.kept
     publisher.feed_rights = rights.feed
+    moved = MovedPartitions(catalog)
+    publisher.departing.update(closed_arrivals(moved))
     changes = TopicChangeQueue(
         catalog, topics, publisher, commands, topic_bin, error_handler, answer_max, start_ns
     )
-    moves = PartitionMoves(
-        catalog, MovedPartitions(catalog), topics, publisher, changes, leases, host_view, start_ns
-    )
+    moves = PartitionMoves(catalog, moved, topics, publisher, changes, leases, host_view, start_ns)
     catalog.slots.takes_writes = lambda number: host_view.takes_writes(
         publisher.placement.index_of(number)
     )

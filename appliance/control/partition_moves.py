@@ -4,10 +4,14 @@
     ---------  ----------------------------  -----------------------------------------------------
     closing    a client's ALTER_TOPICS       the worker appends nothing more; the flusher completes
                                              the copy in the bin of the other directory
-    arriving   this module: one transaction  the other flusher takes the copy out of the bin, the
-               of the catalog                other worker appends
+    arriving   this module: one transaction  the other flusher takes the copy out of the bin and
+               of the catalog                opens it
+      opened   this module: another one      the other worker appends
     left       -                             readers have the new place; then the former files are
                                              removed
+
+A partition that is not open in its new place within ARRIVAL_MAX_NS, or cannot be opened there, goes
+back: it takes batches where it was, and what is in the other directory is removed.
 
 Readers use the former files until they know the new place.
 
@@ -17,7 +21,8 @@ Invariants:
 - The catalog's row says where the partition is, at every moment.
 - One partition of a topic is closing or arriving at a time.
 - Nothing is appended in two places: the former worker is closed before the copy is complete, and
-  the new one opens what the decision names.
+  the new one until the catalog says that the partition is open there. From then on it does not go
+  back.
 - The former files are removed when the partition is open in its new place and the readers know it.
   The leases and the transactions of before must have ended. Until then its former worker, and each
   successor of it, has the partition closed: it keeps the coordinator from forgetting the decisions
@@ -26,7 +31,7 @@ Invariants:
 Bounds: MOVES_MAX partitions at once are closing or arriving. One that is not copied within
 CLOSED_MAX_NS stays.
 
-Crash: a successor opens a closed partition where it is, and goes on from `arriving`.
+Crash: a successor opens a closed partition where it is, and goes on from `arriving`, or `opened`.
 """
 
 from __future__ import annotations
@@ -36,15 +41,17 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from appliance.catalog.catalog import Catalog, CatalogFullError, PartitionRow, Topic, delay_log_of
-from appliance.catalog.moved_partitions import MovedPartition, MovedPartitions
+from appliance.catalog.catalog import Catalog, CatalogFullError, PartitionRow, Topic
+from appliance.catalog.moved_partitions import MovedPartition, MovedPartitions, Stage
 from appliance.control.host_view import HostView
+from appliance.control.move_target import move_target
 from appliance.control.offset_leases import OffsetLeases
 from appliance.control.publishing.lane_sender import LaneSender
 from appliance.control.publishing.metadata_publisher import MetadataPublisher
 from appliance.control.topics.change_queue import TopicChangeQueue
 from shm.crash_points import crash_point
 from shm.memory.layout import Role, SlotState
+from shm.tables.partition_table import PartitionState
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidRequestError, TailraceError
 from tailrace.format.directory.data_dir import bin_name
@@ -54,6 +61,8 @@ logger = logging.getLogger(__name__)
 MOVES_MAX = 16
 FAILED_MAX = 16
 CLOSED_MAX_NS = 60_000_000_000
+ARRIVAL_MAX_NS = 60_000_000_000
+"""Longest wait for the other flusher to open the copy: its disk may stand still."""
 KEPT_NS = 5_000_000_000
 """Shortest time from the arrival to the removal of the former files: readers end what they have
 begun.
@@ -62,13 +71,23 @@ LEASES_MAX_NS = 3_600_000_000_000
 """Longest wait for readers' leases."""
 WAITS_FOR_READERS = "readers need the former files"
 WAITS_FOR_TRANSACTIONS = "transactions that were open when it moved have not ended there"
-REPEAT_NS = 5_000_000_000
-_INSTEAD = (
-    "To empty its directory, make another topic (drained_dirs keeps it elsewhere), and let clients "
-    "use that"
+WAITS_FOR_FILES = (
+    "the flusher there does not remove the files: its disk may stand still. Repair it, or take its "
+    "directory out of data_dirs and restart"
 )
+ARRIVING = ("arriving", "")
+"""Stands for the directory of a closed partition that arrives: it has none to depart to."""
+REPEAT_NS = 5_000_000_000
 
 Key = tuple[bytes, int]
+
+
+def closed_arrivals(moved: MovedPartitions) -> dict[Key, tuple[str, str]]:
+    """The partitions that a predecessor has moved and not opened, for `publisher.departing`: before
+    any assignment is published. Raises StorageError.
+    """
+    rows = moved.all()
+    return {(row.topic_id, row.partition): ARRIVING for row in rows if row.stage is Stage.LEFT}
 
 
 @dataclass(slots=True)
@@ -85,7 +104,11 @@ class _Move:
     move: str = ""
     version: int = 0
     until_ns: int = 0
-    """Closing: the latest time. Left: the earliest time of the removal."""
+    """Closing, arriving: the latest time. Left: the earliest time of the removal."""
+    is_opened: bool = False
+    """Arriving: its new worker may append. It does not go back."""
+    is_back: bool = False
+    """It went back: nothing needs what is in the other directory."""
     end_offset: int = 0
     """Left: end of the log at its arrival. A transaction that was open then begins below."""
     leases: set[str] = field(default_factory=set)
@@ -93,6 +116,8 @@ class _Move:
     waits_for: str = ""
     """Left: why the former files are still there."""
     sent_ns: int = 0
+    is_repeated: bool = False
+    """Left: the removal was requested again, since nothing was heard of the first request."""
 
     @property
     def key(self) -> Key:
@@ -137,13 +162,16 @@ class PartitionMoves:
     def _resume(self, row: MovedPartition) -> None:
         """Take up what a predecessor has decided."""
         former = PartitionRow(row.partition, row.data_dir, row.slot, 0)
-        state = "arriving" if row.has_left else "closing"
+        state = "closing" if row.stage is Stage.CLOSED else "arriving"
         self._moves[row.topic_id, row.partition] = _Move(
-            row.name, row.topic_id, row.partition, state, former
-        )
+            row.name, row.topic_id, row.partition, state, former,
+            until_ns=self._now_ns + ARRIVAL_MAX_NS, is_opened=row.stage is Stage.OPEN,
+        )  # fmt: skip
 
     def described(self) -> list[dict[str, Any]]:
-        """One row a partition, for JSON: those on their way, then the last that did not move."""
+        """Rows for JSON: the last partitions that did not move, then those on their way. One that
+        has gone back is among both until nothing of it is left in the other directory.
+        """
         paths = self._host_view.dir_paths()
         rows = []
         for each in self._moves.values():
@@ -156,7 +184,7 @@ class PartitionMoves:
                     "reason": each.waits_for,
                 }
             )  # fmt: skip
-        return [*rows, *self._failed.values()]
+        return [*self._failed.values(), *rows]
 
     def _former_places(self) -> list[tuple[Topic, PartitionRow]]:
         """See `MetadataPublisher.former_places`."""
@@ -209,7 +237,9 @@ class PartitionMoves:
                 "files of this one are still being removed; try again in a moment",
                 ErrorCode.NOT_READY,
             )
-        target = self._target(topic, row, path)
+        target = move_target(
+            topic, row, path, self._topics, self._host_view, self._publisher.placement
+        )
         if sum(each.state != "left" for each in self._moves.values()) >= MOVES_MAX:
             raise TailraceError(
                 f"{MOVES_MAX} partitions are moving, which is the limit; try again in a moment",
@@ -226,44 +256,6 @@ class PartitionMoves:
         self._failed.pop(each.key, None)
         self._publisher.departing[each.key] = self._host_view.dir_paths()[target], each.move
         return [decided]
-
-    def _target(self, topic: Topic, row: PartitionRow, path: Any) -> int:
-        """The index of the directory that a partition may move to. Raises InvalidRequestError."""
-        paths = self._host_view.dir_paths()
-        target = next(
-            (
-                index
-                for index, known in enumerate(paths)
-                if isinstance(path, str) and os.path.realpath(known) == os.path.realpath(path)
-            ),
-            None,
-        )
-        if target is None:
-            raise InvalidRequestError(
-                f"{str(path)[:200]!r} is no data directory of this appliance; it has "
-                f"{', '.join(paths)}. To add one, list it in data_dirs and restart"
-            )
-        if target == self._publisher.placement.dir_index(row):
-            raise InvalidRequestError(f"{topic.name}-{row.partition} is in {paths[target]} already")
-        if topic.given.get("worker.dedicated"):
-            raise InvalidRequestError(
-                f"topic {topic.name!r} has worker.dedicated: its partitions cannot move. {_INSTEAD}"
-            )
-        if delay_log_of(topic, self._topics) is not None:
-            raise InvalidRequestError(
-                f"topic {topic.name!r} has delayed records: its partitions cannot move. {_INSTEAD}"
-            )
-        name = f"{topic.name}-{row.partition}"
-        try:
-            is_taken = name in self._host_view.names_in(target)
-        except OSError as error:
-            raise InvalidRequestError(f"{paths[target]} cannot be read: {error}") from None
-        if is_taken:
-            raise InvalidRequestError(
-                f"{paths[target]}/{name} is there already: it was left by an earlier move or "
-                "copied; move it away"
-            )
-        return target
 
     # ---- steps -----------------------------------------------------------------------------------
 
@@ -301,8 +293,9 @@ class PartitionMoves:
             decided = self._moved.move(topic, each.partition, number)
         except (TailraceError, CatalogFullError) as error:
             return self._stay(each, topic, str(error))
-        departing = self._publisher.departing.pop(each.key)
-        each.state = "arriving"
+        departing, until_ns = self._publisher.departing[each.key], each.until_ns
+        self._publisher.departing[each.key] = ARRIVING
+        each.state, each.until_ns = "arriving", self._now_ns + ARRIVAL_MAX_NS
 
         def decided_durably() -> None:
             crash_point("move.after_decision")
@@ -313,7 +306,7 @@ class PartitionMoves:
             )  # fmt: skip
 
         def not_decided(_error: TailraceError) -> None:
-            each.state = "closing"
+            each.state, each.until_ns = "closing", until_ns
             self._publisher.departing[each.key] = departing
 
         self._catalog.afterwards(decided_durably, not_decided)
@@ -328,42 +321,111 @@ class PartitionMoves:
             return 0  # the catalog's disk is full, or failing: it is tried again
         departing = self._publisher.departing.pop(each.key, None)
         del self._moves[each.key]
-
-        def stays() -> None:
-            paths = self._host_view.dir_paths()
-            target = paths[each.target] if each.target >= 0 else ""
-            logger.warning(
-                "partition_stays topic=%s partition=%d to=%s reason=%r advice=%r", each.name,
-                each.partition, target, reason, "run tailrace partition move again",
-            )  # fmt: skip
-            while len(self._failed) >= FAILED_MAX:
-                del self._failed[next(iter(self._failed))]
-            self._failed[each.key] = {
-                "topic": each.name, "partition": each.partition, "state": "failed",
-                "from": paths[self._publisher.placement.dir_index(each.former)], "to": target,
-                "reason": reason,
-            }  # fmt: skip
+        stays_in = self._publisher.placement.dir_index(each.former)
 
         def not_decided(_error: TailraceError) -> None:
             self._moves[each.key] = each
             if departing is not None:
                 self._publisher.departing[each.key] = departing
 
-        self._catalog.afterwards(stays, not_decided)
+        self._catalog.afterwards(
+            lambda: self._note_failed(each, stays_in, each.target, reason), not_decided
+        )
         self._changes.carry_out(topic, decided)
         return 1
 
+    def _note_failed(self, each: _Move, stays_in: int, target: int, reason: str) -> None:
+        """Say that a partition stays in the directory `stays_in`."""
+        paths = self._host_view.dir_paths()
+        to = paths[target] if target >= 0 else ""
+        logger.warning(
+            "partition_stays topic=%s partition=%d to=%s reason=%r advice=%r", each.name,
+            each.partition, to, reason, "run tailrace partition move again",
+        )  # fmt: skip
+        while len(self._failed) >= FAILED_MAX:
+            del self._failed[next(iter(self._failed))]
+        self._failed[each.key] = {
+            "topic": each.name, "partition": each.partition, "state": "failed",
+            "from": paths[stays_in], "to": to, "reason": reason,
+        }  # fmt: skip
+
     def _arrive(self, each: _Move) -> int:
-        """Wait until the partition is open in its new place."""
+        """Wait until the partition is open in its new place, then have it take batches there."""
         topic = self._topic_of(each)
-        if topic is not None:
+        if topic is None:
+            self._publisher.departing.pop(each.key, None)
+        else:
             row = topic.partitions[each.partition]
             state = self._publisher.table(row).read(row.slot)
-            if topic.state != "active" or state.state is not SlotState.ONLINE:
+            is_there = state.topic_id == each.topic_id and state.state is SlotState.ONLINE
+            if not each.is_opened:
+                if topic.state == "active" and is_there:
+                    return self._open(each, topic)
+                reason = self._reason_to_go_back(each, topic, state)
+                return self._go_back(each, topic, reason) if reason else 0
+            if topic.state != "active" or not is_there:
                 return 0
-            each.end_offset = state.log_end_offset
-        each.leases = self._leases.names_of(*each.key)
+            each.end_offset = 0 if each.is_back else state.log_end_offset
+        each.leases = set() if each.is_back else self._leases.names_of(*each.key)
         each.state, each.until_ns = "left", self._now_ns + KEPT_NS
+        return 1
+
+    def _open(self, each: _Move, topic: Topic) -> int:
+        """Decide that the partition takes batches in its new place."""
+        crash_point("move.before_opening")
+        try:
+            decided = self._moved.open(topic, each.partition)
+        except TailraceError:
+            return 0  # the catalog's disk is full, or failing: it is tried again
+        departing = self._publisher.departing.pop(each.key)
+        each.is_opened = True
+
+        def not_decided(_error: TailraceError) -> None:
+            each.is_opened = False
+            self._publisher.departing[each.key] = departing
+
+        self._catalog.afterwards(lambda: None, not_decided)
+        self._changes.carry_out(topic, decided)
+        return 1
+
+    def _reason_to_go_back(self, each: _Move, topic: Topic, state: PartitionState) -> str:
+        """The reason why a partition cannot be opened in its new place; "": it still may be."""
+        if self._publisher.placement.known_dir_index(each.former) is None:
+            return ""  # the directory where it was is not configured any more
+        if (
+            state.topic_id == each.topic_id
+            and state.applied_version >= topic.version
+            and state.state in (SlotState.UNREADABLE, SlotState.OFFLINE_FOR_WRITES)
+        ):
+            return "its copy could not be opened there; the log says why"
+        if self._now_ns > each.until_ns:
+            return "its copy could not be opened there in time; look at status"
+        return ""
+
+    def _go_back(self, each: _Move, topic: Topic, reason: str) -> int:
+        """Decide that a partition that has left is where it was: nothing was appended since."""
+        crash_point("move.before_going_back")
+        left, place = topic.partitions[each.partition], each.former
+        try:
+            decided = self._moved.go_back(topic, each.partition, place)
+        except TailraceError:
+            return 0  # the catalog's disk is full, or failing: it is tried again
+        departing = self._publisher.departing.pop(each.key)
+        each.former, each.target = left, -1
+        each.is_opened = each.is_back = True
+
+        def not_decided(_error: TailraceError) -> None:
+            each.former = place
+            each.is_opened = each.is_back = False
+            self._publisher.departing[each.key] = departing
+
+        def goes_back() -> None:
+            index = self._publisher.placement.dir_index
+            self._leases.feed(self._publisher.to(Role.FLUSHER, index(place)), [decided])
+            self._note_failed(each, index(place), index(left), reason)
+
+        self._catalog.afterwards(goes_back, not_decided)
+        self._changes.carry_out(topic, decided)
         return 1
 
     def _leave(self, each: _Move) -> int:
@@ -375,16 +437,18 @@ class PartitionMoves:
         if each.sent_ns and state.state is SlotState.DELETED and state.topic_id == each.topic_id:
             self._forget(each)
             return 1
-        each.waits_for = self._reason_to_wait(each)
+        reason = self._reason_to_wait(each)
+        each.waits_for = reason or (WAITS_FOR_FILES if each.is_repeated else "")
         if (
             self._now_ns < max(each.until_ns, each.sent_ns + REPEAT_NS if each.sent_ns else 0)
-            or each.waits_for
+            or reason
             or not self._publisher.have_readers_caught_up()
         ):
             return 0
         topic = self._topic_of(each)
         shown = topic if topic is not None else _unknown_topic(each)
         self._publisher.publish_left(shown, each.former)
+        each.is_repeated = bool(each.sent_ns)
         each.sent_ns = self._now_ns
         return 1
 
@@ -412,7 +476,7 @@ class PartitionMoves:
         """Nothing is left of a move."""
         moved = MovedPartition(
             each.topic_id, each.partition, each.name, each.former.data_dir, each.former.slot,
-            each.state != "closing",
+            Stage.CLOSED if each.state == "closing" else Stage.OPEN,
         )  # fmt: skip
         try:
             self._moved.forget(moved)

@@ -126,10 +126,13 @@ class Assignment:
     in a replay: that move is under way, and is completed by a `dropped` that follows.
     """
     undeleted: bool = False
-    """True until a topic that comes back from the bin is open: its log does not begin empty."""
+    """True until a topic that comes back from the bin is open, or a partition that moves: its log
+    does not begin empty.
+    """
     departing: str = ""
     """The data directory that the partition is about to move to. Its worker appends nothing more,
-    and its flusher completes the copy there. Readers go on.
+    and its flusher completes the copy there. Readers go on. Without `move` it is closed and nothing
+    else: it has left, or arrives.
     """
     move: str = ""
     """With `departing`: the name of this move, which the copy carries."""

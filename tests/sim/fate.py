@@ -12,7 +12,9 @@ from contextlib import ExitStack
 from shm.crash_points import CRASH_POINTS, armed
 from tests.sim.machine_parts import Killed
 
-NOT_SIMULATED = ("supervisor.", "backup.", "restore.")
+NOT_SIMULATED = (
+    "supervisor.", "backup.", "restore.", "move.before_opening", "move.before_going_back",
+)  # fmt: skip
 """Crash points of what the simulation does not run."""
 
 

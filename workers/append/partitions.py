@@ -56,7 +56,7 @@ class Partition(FastPathPartition):
         the flusher has changed the log's end. NO_EPOCH if the log could not be opened and its end
         is unknown.
         """
-        self.open_epoch = 0
+        self.open_epoch = NO_EPOCH
         """`leader_epoch` of a partition that is about to move, which has NO_EPOCH meanwhile."""
         self.last_append_us = 0
         self.producers = ProducerTable()
@@ -242,6 +242,8 @@ class Partitions:
                 known.assign(assignment)
                 if assignment.departing:
                     known.close()
+                elif was_departing and assignment.undeleted:
+                    self.arriving.add(slot)  # it is back: its flusher may have yet to open it
                 elif was_departing:
                     known.reopen()
         else:

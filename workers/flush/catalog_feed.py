@@ -138,10 +138,13 @@ class CatalogFeed:
             self._commit.forget(log)
         departed_to = (
             log.assignment.departing
-            if log is not None and log.key[0] == assignment.topic_id and not assignment.dropped
+            if log is not None
+            and log.assignment.move
+            and log.key[0] == assignment.topic_id
+            and not (assignment.dropped or assignment.undeleted)  # the other flusher may have it
             else ""
         )
-        if log is not None and assignment.departing and not replay:
+        if log is not None and assignment.move and not replay:
             self._depart(log, assignment)  # before the table shows that it is carried out
         log = self._logs.apply(
             assignment, replay=replay, on_open=lambda _: self._log_cleaner.forget(assignment.slot)

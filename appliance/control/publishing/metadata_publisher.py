@@ -82,7 +82,7 @@ class MetadataPublisher:
         """The topics in the bin."""
         self.departing: dict[tuple[bytes, int], tuple[str, str]] = {}
         """Closed partitions: (topic id, partition) -> (directory that it moves to, name of the
-        move).
+        move; "" while it arrives).
         """
         self.former_places: Callable[[], list[tuple[Topic, PartitionRow]]] = list
         """(topic, former row) of partitions that have moved, and whose former slots are in use."""

@@ -323,7 +323,10 @@ class TopicChangeQueue:
     def _refuse(self, change: Change, code: ErrorCode, detail: str) -> None:
         """Answer a request as a whole; its decisions are still carried out."""
         self._changes.remove(change)
-        self._late.update({topic_id: topic for topic_id, (topic, _) in change.pending.items()})
+        for topic_id, (topic, _) in change.pending.items():
+            late = self._late.get(topic_id)
+            if late is None or late.version < topic.version:
+                self._late[topic_id] = topic
         self._send(change.requester, code, encode_error(detail))
 
     def _send(self, requester: Requester, code: ErrorCode, body: bytes) -> None:

@@ -66,7 +66,8 @@ class Completion:
         """
         if self._is_gone(topic):
             return True
-        for row in topic.partitions:
+        places = self._topics[topic.name].partitions[: len(topic.partitions)]
+        for row in places:  # one may have moved since
             state = self._publisher.table(row).read(row.slot)
             if state.applied_version < topic.version or state.topic_id != topic.topic_id:
                 return False
@@ -144,9 +145,10 @@ class Completion:
     def _publish_finished(
         self, topic: Topic, known: Topic | None, results: list[dict[str, Any]]
     ) -> None:
+        present = self._topics.get(topic.name, topic)
         if (
-            known is not None and known.version == topic.version
-        ):  # otherwise a later decision is answered
+            known is not None and known.version == topic.version == present.version
+        ):  # otherwise a later decision is answered, which may be of the same step
             self._topics[topic.name] = known
             self._publisher.publish_to_readers(known)
         logger.info(

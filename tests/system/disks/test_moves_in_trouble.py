@@ -8,6 +8,8 @@ import contextlib
 import os
 import pathlib
 import random
+import shutil
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -22,7 +24,7 @@ from tests.kit.appliances.killed_directories import start
 from tests.kit.appliances.moves import create, move, numbers, produce, where
 from tests.kit.cli import run
 from tests.kit.hosts.file_systems import fill_to_the_byte, small_file_system
-from tests.kit.processes import wait_until
+from tests.kit.processes import children, wait_until
 
 RESERVE = {"journal_bytes": 1 << 20, "disk_reserve_bytes": 4 << 20}
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a disk needs root")
@@ -42,6 +44,13 @@ def last_reason(appliance: EmbeddedAppliance) -> str:
     with Admin(appliance.address) as admin:
         rows = admin.describe_cluster()["moves"]
     return next((str(row["reason"]) for row in rows if row["state"] == "failed"), "")
+
+
+def on_their_way(appliance: EmbeddedAppliance) -> list[str]:
+    """States of the moves that are not over."""
+    with Admin(appliance.address) as admin:
+        rows = admin.describe_cluster()["moves"]
+    return [str(row["state"]) for row in rows if row["state"] != "failed"]
 
 
 def close_for(appliance: EmbeddedAppliance, target: pathlib.Path) -> str:
@@ -202,3 +211,31 @@ def test_partitions_that_cannot_move_are_named_and_a_drain_moves_the_others(
         assert not list((tmp_path / "data").glob("moving/*")), "they are refused before a copy"
         assert "delayed records" in text
         assert "worker.dedicated" in text
+
+
+@pytest.mark.root
+@needs_root
+@pytest.mark.parametrize("killed", [(), ("tr-controller-0", "tr-worker-0", "tr-flusher-0")])
+def test_a_partition_goes_back_when_its_disk_fails_behind_the_decision(
+    tmp_path: pathlib.Path, killed: tuple[str, ...]
+) -> None:
+    with two_directories(tmp_path / "data", tmp_path / "second") as running:
+        create(running)
+        produce(running, range(1_500))
+        pids = children(running)
+        os.kill(pids["tr-flusher-1"], signal.SIGSTOP)
+        with Admin(running.address) as admin:
+            admin.move_partition("orders", 0, str(tmp_path / "second"))
+            wait_until(lambda: on_their_way(running) == ["arriving"], "it arrives")
+            for name in killed:
+                os.kill(pids[name], signal.SIGKILL)
+            with read_only(tmp_path / "second"):
+                os.kill(pids["tr-flusher-1"], signal.SIGCONT)
+                wait_until(lambda: "could not be opened" in last_reason(running), "it goes back")
+                count = check_stays(running, 1_500)
+        wait_until(lambda: not on_their_way(running), "nothing is left of it")
+        if (tmp_path / "second" / "orders-0").exists():
+            shutil.rmtree(tmp_path / "second" / "orders-0")  # as the refusal says
+        move(running, tmp_path / "second")
+        assert where(running) == "second"
+        assert numbers(running) == list(range(count))

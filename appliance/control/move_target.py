@@ -1,0 +1,65 @@
+"""The data directory that a partition is to move to: is there such a one, and may it move there?
+
+Owner: pure; it reads the names in the directory.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from appliance.catalog.catalog import PartitionRow, Topic, delay_log_of
+from appliance.control.host_view import HostView
+from appliance.control.placement.partition_placement import PartitionPlacement
+from tailrace.core.errors import InvalidRequestError
+
+_INSTEAD = (
+    "To empty its directory, make another topic (drained_dirs keeps it elsewhere), and let clients "
+    "use that"
+)
+
+
+def move_target(
+    topic: Topic,
+    row: PartitionRow,
+    path: Any,
+    topics: dict[str, Topic],
+    host_view: HostView,
+    placement: PartitionPlacement,
+) -> int:
+    """The index of the directory that a partition may move to. Raises InvalidRequestError."""
+    paths = host_view.dir_paths()
+    target = next(
+        (
+            index
+            for index, known in enumerate(paths)
+            if isinstance(path, str) and os.path.realpath(known) == os.path.realpath(path)
+        ),
+        None,
+    )
+    if target is None:
+        raise InvalidRequestError(
+            f"{str(path)[:200]!r} is no data directory of this appliance; it has "
+            f"{', '.join(paths)}. To add one, list it in data_dirs and restart"
+        )
+    if target == placement.dir_index(row):
+        raise InvalidRequestError(f"{topic.name}-{row.partition} is in {paths[target]} already")
+    if topic.given.get("worker.dedicated"):
+        raise InvalidRequestError(
+            f"topic {topic.name!r} has worker.dedicated: its partitions cannot move. {_INSTEAD}"
+        )
+    if delay_log_of(topic, topics) is not None:
+        raise InvalidRequestError(
+            f"topic {topic.name!r} has delayed records: its partitions cannot move. {_INSTEAD}"
+        )
+    name = f"{topic.name}-{row.partition}"
+    try:
+        is_taken = name in host_view.names_in(target)
+    except OSError as error:
+        raise InvalidRequestError(f"{paths[target]} cannot be read: {error}") from None
+    if is_taken:
+        raise InvalidRequestError(
+            f"{paths[target]}/{name} is there already: it was left by an earlier move or "
+            "copied; move it away"
+        )
+    return target
