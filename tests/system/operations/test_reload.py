@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from appliance.config.files.locations import default_path
 from tailrace import (
     Admin,
     ConfigResource,
@@ -93,7 +94,8 @@ def test_the_command_reports_what_changed_and_what_needs_a_restart(
     assert "nothing was changed" in done.stderr.decode()
     assert admin.describe_configs(BROKER)[BROKER]["groups.max"].value == 8
     status = run(None, "status", *bootstrap).stdout.decode()
-    assert "the configuration was not reloaded" in status
+    assert "problem: the configuration was not reloaded" in status
+    assert "nothing is wrong" not in status
     appliance.config.write_text("groups.max = 9\nlane_bytes = '8MiB'\n")
     run(None, "reload", *bootstrap, "--json")
     assert "needs a restart: lane_bytes" in run(None, "status", *bootstrap).stdout.decode()
@@ -124,6 +126,10 @@ def test_a_difference_from_the_file_is_shown_with_how_it_would_come_into_force(
     assert found["slots"] == (4096, 100, "a restart")
     assert found["log_level"] == ("debug", "error", "not: config set wins")
     assert found["ring_bytes"][2] == "not: TAILRACE_RING_BYTES sets it"
+    if default_path() is None:
+        run(None, "reload", *bootstrap)
+        done = run(None, "config", "diff", *bootstrap, status=2)
+        assert f"was started with {appliance.config}" in done.stderr.decode()
 
 
 def test_settings_of_the_catalog_survive_a_kill_of_every_process_and_a_restart(

@@ -124,7 +124,15 @@ def _print_problems(state: dict[str, Any]) -> None:
         if any(t["state"] == "prepared" for t in state["long_transactions"]):
             click.echo("A prepared one waits for that, or for: tailrace transaction commit ID")
         click.echo()
-    click.echo("" if found or state["long_transactions"] else "nothing is wrong\n")
+    errors = state["settings"]["errors"]
+    if errors:
+        click.echo(
+            "problem: the configuration was not reloaded; correct it, then run tailrace reload"
+        )
+        for error in errors:
+            click.echo(f"  {error}")
+    is_wrong = found or state["long_transactions"] or errors
+    click.echo("" if is_wrong else "nothing is wrong\n")
 
 
 def _settings(admin: Admin) -> dict[str, Any]:
@@ -152,9 +160,6 @@ def _quotas_reached(admin: Admin) -> list[str]:
 
 def _settings_lines(settings: dict[str, Any]) -> list[str]:
     lines = []
-    if settings["errors"]:
-        lines.append("the configuration was not reloaded, it has errors:")
-        lines += [f"  {error}" for error in settings["errors"]]
     if settings["restart"]:
         lines.append(f"needs a restart: {', '.join(settings['restart'])}")
     if settings["not_applied"]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -14,6 +15,7 @@ from appliance.cli.options.config_sources import config_path, file_options, set_
 from appliance.cli.options.found_settings import FoundSettings
 from appliance.cli.options.shared import bootstrap_option, connect, json_option, parse_pairs
 from appliance.cli.output import complain, counted, print_json, print_table
+from appliance.config.files.locations import DIRECTORY
 from appliance.config.setting_definition import Definition
 from appliance.config.settings import definitions
 from appliance.config.settings_sources import (
@@ -191,7 +193,7 @@ def diff(
 
     WITH says how the file's value would come into force: by a reload, by a restart, or not at all,
     because the environment, a flag or `config set` wins over the file. Exit status 1 if something
-    differs, 2 if the file is wrong.
+    differs, 2 if the file is wrong, or none is named and the appliance has one from another place.
 
     \b
     Example:
@@ -204,6 +206,8 @@ def diff(
         sys.exit(EXIT_WRONG)
     with connect(bootstrap) as admin:
         running = admin.describe_configs(BROKER)[BROKER]
+    if path is None and not no_config:
+        _check_runs_without_file(running)
     rows = []
     for definition in definitions().values():
         entry, configured = running.get(definition.name), found.row(definition)
@@ -281,9 +285,25 @@ def unset(names: tuple[str, ...], bootstrap: str) -> None:
     )
 
 
+def _check_runs_without_file(running: Mapping[str, ConfigEntry]) -> None:
+    """Without a file here the appliance would be compared with the defaults. Raises UsageError if
+    it has settings from a file.
+    """
+    files = sorted({entry.source for entry in running.values() if _is_file(entry.source)})
+    if files:
+        raise click.UsageError(
+            f"there is no {DIRECTORY}/tailrace.toml, and the appliance was started with "
+            f"{', '.join(files)}: name that file"
+        )
+
+
+def _is_file(source: str) -> bool:
+    return "/" in source or ".toml" in source
+
+
 def _way(definition: Definition, entry: ConfigEntry, *, is_given: bool) -> str:
     """The way by which the file's value comes into force."""
-    from_file = entry.source == DEFAULT_SOURCE or "/" in entry.source or ".toml" in entry.source
+    from_file = entry.source == DEFAULT_SOURCE or _is_file(entry.source)
     if not from_file:
         return f"not: {entry.source} wins" if is_given else f"not: {entry.source} sets it"
     return "a reload" if definition.is_live else "a restart"
