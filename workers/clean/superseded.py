@@ -179,9 +179,11 @@ class Superseded:
         offsets = source.offsets
         if not len(offsets):
             return np.ones(0, np.uint8)
-        table = self._table
-        if self._bits is not None and (table is None or not source.header.is_sparse):
-            return self._bits.unset(offsets)
+        table, bits = self._table, self._bits
+        if bits is not None and (
+            table is None or (not source.header.is_sparse and offsets[0] >= bits.start)
+        ):
+            return bits.unset(offsets)
         kept = np.ones(len(offsets), np.uint8)
         if table is not None:
             table.mark_latest(*_cells(self._column(source)), offsets, kept)
