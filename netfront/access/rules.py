@@ -160,6 +160,8 @@ def _alter_topics(request: Request, _names: TopicName) -> Needs:
         for field in [field for field in item if field != "name"] or ["partitions"]:
             if field == "online":
                 yield ((ALTER, *_ON_CLUSTER),)
+            elif field == "delay_schema" and "schema" in item:
+                yield ((ALTER, TOPIC, name),)  # the delay log has the columns of the topic
             else:
                 yield ((_ALTERED_BY.get(field, ALTER), TOPIC, name),)
 

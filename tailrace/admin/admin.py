@@ -313,11 +313,19 @@ class Admin(
                 by_name[name] = {"name": name, "configs": {}}
                 items.append(by_name[name])
             by_name[name].update(altered)
-        delayed = [item["name"] for item in items if "delay.enabled" in item["configs"]]
+        delayed = [
+            item["name"] for item in items if "delay.enabled" in item["configs"] or "schema" in item
+        ]
         infos = (yield from self._topic_info(delayed)) if delayed else {}
         for item in items:
-            if item["name"] in infos and infos[item["name"]].typed:
-                item["delay_schema"] = delay_schema_of(infos[item["name"]].schema_message)
+            info = infos.get(item["name"])
+            if info is None or not info.typed:
+                continue
+            if info.delay_log is not None or "delay.enabled" in item["configs"]:
+                message = (
+                    base64.b64decode(item["schema"]) if "schema" in item else info.schema_message
+                )
+                item["delay_schema"] = delay_schema_of(message)
         yield from self._change(Api.ALTER_TOPICS, items, validate_only)
 
     @operation

@@ -146,6 +146,11 @@ class FrameAppender:
                 delay if delay_column is None else Delay(None, timedelta(0), None)
             )
             frame = frames.with_due_times(frame, delay_column, due_us, levels)
+            if route.info.typed:  # an altered delay log is known before its topic
+                frame, key_column = frames.fitting(frame, route.info, key_column) or (
+                    frame,
+                    key_column,
+                )
         if partition is None and key_column is None:
             partition = partition_number(
                 self._records.partitioner(topic, None, len(route.queues)),

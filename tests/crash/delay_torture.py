@@ -7,6 +7,10 @@ cancelled does.
 
 `tests.crash.disturbance` does its work meanwhile, on the scheduler as often as on all others
 together. One record in five is delayed long enough to lie in a bucket file first.
+
+With an odd seed the topic is typed, and its schema is altered every few seconds: a column is
+renamed, another one widened, one comes with a default and one goes. Programs send rows of present
+and earlier versions. Each row comes in the columns of the topic's present version.
 """
 
 from __future__ import annotations
@@ -16,14 +20,19 @@ import math
 import random
 import sys
 import time
+import zlib
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
 
 from tailrace import (
     Admin,
     Consumer,
     NewTopic,
     Producer,
+    Record,
     RecordFuture,
     RecordMetadata,
     TopicPartition,
@@ -58,6 +67,48 @@ class Counts:
     aborted: int = 0
     """Transactions with delayed records."""
     delivered: int = 0
+    altered: int = 0
+    """Alterations of the topic's schema."""
+
+
+def schema_of(version: int) -> pa.Schema:
+    """The columns of one version of the topic."""
+    columns = [
+        pa.field("name", pa.utf8()),
+        pa.field(
+            f"n{version % 2}",
+            pa.int32() if version < 2 else pa.int64(),
+            metadata={"tailrace.alias": f"n{(version + 1) % 2}"} if version else None,
+        ),
+        *(
+            pa.field(f"c{number}", pa.int64(), metadata={"tailrace.default": str(number)})
+            for number in (version, version - 1)
+            if number >= 0
+        ),
+    ]
+    return pa.schema(columns[:: -1 if version % 3 else 1])
+
+
+def row_of(value: bytes, version: int) -> dict[str, Any]:
+    """A row that a program of this version sends."""
+    return {
+        "name": value.decode(),
+        f"n{version % 2}": zlib.crc32(value) >> 1,
+        f"c{version}": version,
+    }
+
+
+def value_of(row: dict[str, Any]) -> bytes:
+    """The name in a row of any version. Raises AssertionError if another column has not its
+    value.
+    """
+    value = bytes(row["name"].encode())
+    numbers = {name: number for name, number in row.items() if name != "name"}
+    version = max(int(name[1:]) for name in numbers if name[0] == "c")
+    assert numbers.keys() | {"name"} == set(schema_of(version).names), row
+    for name, number in numbers.items():
+        assert number == (int(name[1:]) if name[0] == "c" else zlib.crc32(value) >> 1), row
+    return value
 
 
 @dataclass(slots=True)
@@ -100,6 +151,24 @@ class DelayTorture(TortureBase[Counts]):
         self._far_s = far_s
         self._programs = programs
         self._seen_received_count = 0.0
+        self._is_typed = seed % 2 == 1
+
+    def _row(self, value: bytes, rng: random.Random) -> Any:
+        """A record's value, as a program of the present version or an earlier one sends it."""
+        if not self._is_typed:
+            return value
+        return row_of(value, max(0, self.counts.altered - rng.choice((0, 0, 1, 3))))
+
+    def _alter(self) -> None:
+        with Admin(self.address, request_timeout_ms=20_000) as admin:
+            while not self._stop.wait(2):
+                try:
+                    admin.alter_topics(schema={TOPIC: schema_of(self.counts.altered + 1)})
+                except TailraceError as error:
+                    if not error.retriable:
+                        raise
+                else:
+                    self.counts.altered += 1
 
     def _produce(self, name: str, seed: int) -> None:
         rng, number = random.Random(seed), 0
@@ -131,7 +200,9 @@ class DelayTorture(TortureBase[Counts]):
                         record.note(metadata.delay_id)
                         self.counts.scheduled += 1
 
-                producer.send(TOPIC, value, key=value, deliver_at=due, on_delivery=done)
+                producer.send(
+                    TOPIC, self._row(value, rng), key=value, deliver_at=due, on_delivery=done
+                )
             producer.flush(600)
 
     def _change(self) -> None:
@@ -204,7 +275,8 @@ class DelayTorture(TortureBase[Counts]):
             delay_s = rng.uniform(0, rng.choice((AT_ONCE_S, DELAY_MAX_S)))
             due = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=delay_s)
             record = self.sent[value] = Sent(due.timestamp())
-            found.append((record, producer.send(TOPIC, value, key=value, deliver_at=due)))
+            sent = producer.send(TOPIC, self._row(value, rng), key=value, deliver_at=due)
+            found.append((record, sent))
         return found
 
     def _change_some(self, producer: Producer, rng: random.Random, changed: list[Changed]) -> None:
@@ -268,8 +340,11 @@ class DelayTorture(TortureBase[Counts]):
                 raise
             return 0
         now = time.time()
-        self.seen += [(record.value or b"", now) for record in records]
+        self.seen += [(self._value(record), now) for record in records]
         return len(records)
+
+    def _value(self, record: Record) -> bytes:
+        return value_of(record.value) if self._is_typed else record.value or b""
 
     def _keep_consuming(self) -> None:
         with Consumer(bootstrap=self.address, auto_offset_reset="earliest") as consumer:
@@ -314,11 +389,12 @@ class DelayTorture(TortureBase[Counts]):
         ]
 
     def run(self, enough: Enough[Counts]) -> Counts:
+        configs = {"delay.enabled": True, "segment.bytes": 1 << 19}
+        schema = schema_of(0) if self._is_typed else None
         with Admin(self.address) as admin:
-            admin.create_topics(
-                [NewTopic(TOPIC, PARTITIONS, {"delay.enabled": True, "segment.bytes": 1 << 19})]
-            )
+            admin.create_topics([NewTopic(TOPIC, PARTITIONS, configs, schema=schema)])
         threads = [self.thread(self._produce, f"p{n}", n) for n in range(2)]
+        threads += [self.thread(self._alter)] if self._is_typed else []
         threads += [self.thread(self._transact, n) for n in range(self._programs)]
         self.disturb(
             enough, [*threads, self.thread(self._change), self.thread(self._keep_consuming)]

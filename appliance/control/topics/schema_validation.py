@@ -88,12 +88,40 @@ def delay_schema_of(item: dict[str, Any], schema: bytes) -> bytes:
             "delay_schema must be the topic's schema followed by the columns @due_us, "
             "@origin and @repeat"
         )
+    from tailrace.format.evolution.schema_rules import fields_of
+
+    if fields_of(message)[: -len(DELAY_COLUMNS)] != fields_of(schema):
+        raise InvalidSchemaError(
+            "delay_schema must have the aliases and defaults of the topic's columns, in their "
+            "metadata tailrace.alias and tailrace.default"
+        )
     return message
 
 
-def altered_schema(
-    topic: Topic, item: dict[str, Any], settings: dict[str, Any], *, has_delays: bool
+def altered_delay_schema(
+    topic: Topic, delay_log: Topic | None, item: dict[str, Any], schema: bytes
 ) -> bytes | None:
+    """The next version of the schema of the topic's delay log, where the topic has the schema
+    `schema` from now on; None if it stays. Raises InvalidSchemaError.
+    """
+    if delay_log is None or item.get("schema") is None:
+        return None
+    from tailrace.format.evolution.schema_rules import Step, fields_of, steps_between
+
+    own, delayed = fields_of(schema), fields_of(delay_log.schema)[: -len(DELAY_COLUMNS)]
+    if delayed == own:
+        return None
+    for step, name, detail in steps_between(delayed, own):
+        if step is Step.RETYPE:
+            raise InvalidSchemaError(
+                f"column {shown_name(name)!r} changes its type {detail}, and topic "
+                f"{topic.name!r} has delayed records whose values would become null: drop the "
+                "column, and add one of another name"
+            )
+    return delay_schema_of(item, schema)
+
+
+def altered_schema(topic: Topic, item: dict[str, Any], settings: dict[str, Any]) -> bytes | None:
     """The next version of the topic's schema; None if it stays. `settings`: the topic's, with the
     defaults in force. Raises InvalidSchemaError, InvalidRequestError.
     """
@@ -120,12 +148,6 @@ def altered_schema(
 
     mode = settings["schema.compatibility"]
     schema_rules.check(topic.schema, schema, mode, settings["key.column"] or None)
-    if has_delays:
-        raise InvalidSchemaError(
-            f"the schema of topic {topic.name!r} cannot be altered, because it has delayed "
-            "records (delay.enabled), which are stored with their columns: create another "
-            "topic with the new schema"
-        )
     return schema
 
 

@@ -22,6 +22,7 @@ from appliance.control.placement.dedicated_workers import DedicatedWorkers
 from appliance.control.request_fields import is_whole, shown_name
 from appliance.control.topics.bin import TopicBin
 from appliance.control.topics.schema_validation import (
+    altered_delay_schema,
     altered_schema,
     check_key_of_all_versions,
     checked_author,
@@ -261,13 +262,9 @@ class TopicCommands:
             return self.begin_move(topic, item["move"], validate_only)
         given = self._settings.altered(topic, item.get("configs"))
         delay_log = delay_log_of(topic, self._topics)
-        altered = altered_schema(
-            topic,
-            item,
-            self._settings.in_force(given),
-            has_delays=delay_log is not None or bool(given.get("delay.enabled")),
-        )
+        altered = altered_schema(topic, item, self._settings.in_force(given))
         schema = topic.schema if altered is None else altered
+        altered_log = altered_delay_schema(topic, delay_log, item, schema)
         settings = self._settings.check_compaction(given, schema, typed=topic.typed)
         is_compacted = topic_config.COMPACT in settings["cleanup.policy"]
         if is_compacted and topic.typed:
@@ -286,7 +283,7 @@ class TopicCommands:
                 "it cannot get cleanup.policy=compact; copy it to a new topic"
             )
         needs_log = delay_log is None and given.get("delay.enabled")
-        delay_schema = self._delay_schema(topic.name, item, topic.schema) if needs_log else b""
+        delay_schema = self._delay_schema(topic.name, item, schema) if needs_log else b""
         if validate_only:
             return []
         with self._catalog.together():
@@ -299,8 +296,12 @@ class TopicCommands:
                         delay_log, topic_config.delay_log_settings(given), partitions
                     )
                 )
+                if altered_log is not None:
+                    decided[-1] = self._catalog.alter_schema(
+                        decided[-1], altered_log, self._now_us(), author
+                    )
             elif needs_log:
-                decided.append(self._create_delay_log(topic, given, partitions, delay_schema))
+                decided.append(self._create_delay_log(decided[0], given, partitions, delay_schema))
         return decided
 
     @staticmethod

@@ -29,6 +29,8 @@ NEEDED: dict[Api, list[tuple[dict[str, Any], list[str]]]] = {
             {"topics": [{"name": "a", "partitions": 3, "configs": {}}]},
             ["alter topic a", "alter-configs topic a"],
         ),
+        ({"topics": [{"name": "a", "schema": "", "delay_schema": ""}]}, ["alter topic a"]),
+        ({"topics": [{"name": "a", "delay_schema": ""}]}, ["alter-configs topic a"]),
         ({"topics": [{"name": "a", "online": True}]}, ["alter cluster"]),
         ({"topics": [{"name": "a"}]}, ["alter topic a"]),
         ({"topics": [{"name": "a", "of a later version": 1}]}, ["alter topic a"]),

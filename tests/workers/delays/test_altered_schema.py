@@ -8,12 +8,17 @@ import itertools
 
 import pytest
 
-from shm.crash_points import armed
 from tailrace.format.directory.delay_files import PENDING_FILE, Manifest
 from tests.kit import seeds
 from tests.kit.log_files.simdisk import SimFiles
 from tests.kit.stepped.altered_delays import AlteredDelayWorld
-from tests.kit.stepped.delays import MS, SECOND, SPANS, Killed, make_small
+from tests.kit.stepped.delay_schedules import (
+    change_one,
+    finish_with_a_kill_at,
+    harm_and_step,
+    schedule_some,
+)
+from tests.kit.stepped.delays import MS, SECOND, make_small
 from workers.segment.files import read_whole
 
 
@@ -35,28 +40,13 @@ def run(seed: int, steps: int = 60) -> None:
         if number in alters_at:
             world.alter()
         elif what < 0.35:
-            span = rng.choice(SPANS)
-            world.schedule([rng.randint(0, span) for _ in range(rng.randint(1, 20))])
+            schedule_some(world)
         elif what < 0.5 and world.rows:
-            row = rng.choice(list(world.rows.values()))
-            if row.fate == "waits":
-                due_us = world.wall_us + rng.randint(0, rng.choice(SPANS))
-                world.change(row, None if rng.random() < 0.5 else due_us)
+            change_one(world)
         elif what < 0.7:
             jump = rng.randint(-600, 600) * SECOND if rng.random() < 0.05 else 0
             world.pass_time(rng.randint(1, rng.choice((20 * MS, 3 * SECOND, 600 * SECOND))), jump)
-        elif what < 0.76:
-            world.kill_scheduler_soon()
-        elif what < 0.80:
-            world.restart_scheduler()
-        elif what < 0.82:
-            world.restart_everything(power=rng.random() < 0.5)
-        elif what < 0.84:
-            world.bench.kill_worker()
-        elif what < 0.86:
-            world.bench.kill_flusher()
-        for _ in range(rng.randint(0, 8)):
-            world.step()
+        harm_and_step(world, what)
     world.finish()
 
 
@@ -80,24 +70,10 @@ PLACES = (
 
 @pytest.mark.parametrize(("place", "visit"), PLACES)
 def test_a_scheduler_killed_between_an_alteration_and_the_next_save(place: str, visit: int) -> None:
-    def die() -> None:
-        raise Killed
-
     world = AlteredDelayWorld(visit)
-    with armed(place, die, visit):
-        for number in range(8):
-            if number in (2, 5):
-                world.alter()
-            world.schedule([world.rng.randint(0, 600 * SECOND) for _ in range(30)])
-            world.pass_time(400 * MS)
-            for _ in range(60):
-                world.step()
-        for _ in range(200):
-            world.pass_time(3 * SECOND)
-            for _ in range(6):
-                world.step()
-    assert world.restarts == 1, "it came there, and was killed"
-    world.finish()
+    finish_with_a_kill_at(
+        world, place, visit, lambda number: world.alter() if number in (2, 5) else None
+    )
 
 
 def manifest_of(world: AlteredDelayWorld) -> Manifest:

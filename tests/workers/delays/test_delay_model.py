@@ -11,7 +11,8 @@ import pytest
 
 from tailrace.core.schedule import recurrence
 from tests.kit import seeds
-from tests.kit.stepped.delays import MS, SECOND, SPANS, DelayWorld, make_small
+from tests.kit.stepped.delay_schedules import change_one, harm_and_step, schedule_some
+from tests.kit.stepped.delays import MS, SECOND, DelayWorld, make_small
 from workers.delays import delivery
 
 SEEDS_A_TEST = 2
@@ -35,34 +36,15 @@ def run(seed: int, steps: int = 150, *, recurring: bool = False) -> DelayWorld:
     for _ in range(steps):
         what = rng.random()
         if what < 0.35:
-            span = rng.choice(SPANS)
-            world.schedule([rng.randint(0, span) for _ in range(rng.randint(1, 20))])
+            schedule_some(world)
         elif what < 0.5 and world.rows:
-            row = rng.choice(list(world.rows.values()))
-            if row.fate == "waits":
-                world.change(
-                    row,
-                    None
-                    if rng.random() < 0.5
-                    else world.wall_us + rng.randint(0, rng.choice(SPANS)),
-                )
+            change_one(world)
         elif what < 0.7:
             jump = rng.randint(-3_600, 3_600) * SECOND if sets_clock and rng.random() < 0.2 else 0
             world.pass_time(
                 rng.randint(1, rng.choice((20 * MS, 3 * SECOND, 60 * SECOND, 3_600 * SECOND))), jump
             )
-        elif what < 0.76:
-            world.kill_scheduler_soon()
-        elif what < 0.80:
-            world.restart_scheduler()
-        elif what < 0.82:
-            world.restart_everything(power=rng.random() < 0.5)
-        elif what < 0.84:
-            world.bench.kill_worker()
-        elif what < 0.86:
-            world.bench.kill_flusher()
-        for _ in range(rng.randint(0, 8)):
-            world.step()
+        harm_and_step(world, what)
     world.finish()
     return world
 

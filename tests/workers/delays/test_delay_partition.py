@@ -20,6 +20,7 @@ from tailrace.format.record_batch.batch_header import BatchHeader
 from tailrace.kernel.reference_arrow import default_rows
 from tests.kit.batches import reseal
 from tests.kit.matrices import short
+from tests.kit.stepped.delay_schedules import finish_with_a_kill_at
 from tests.kit.stepped.delays import LOG_SEED, MS, SCHEMA, SECOND, DelayWorld, Killed, make_small
 from workers.delays import delivery_marks as marks
 from workers.delays.store import pending_store
@@ -42,22 +43,7 @@ PLACES = (
     *range(4)),
 )  # fmt: skip
 def test_a_scheduler_killed_at_a_named_place_delivers_each_once(name: str, visit: int) -> None:
-    def die() -> None:
-        raise Killed
-
-    world = DelayWorld(visit)
-    with armed(name, die, visit):
-        for _ in range(8):
-            world.schedule([world.rng.randint(0, 600 * SECOND) for _ in range(30)])
-            world.pass_time(400 * MS)
-            for _ in range(60):
-                world.step()
-        for _ in range(200):
-            world.pass_time(3 * SECOND)
-            for _ in range(6):
-                world.step()
-    assert world.restarts == 1, "it came there, and was killed"
-    world.finish()
+    finish_with_a_kill_at(DelayWorld(visit), name, visit)
 
 
 def test_a_full_disk_delays_what_is_to_be_saved_and_loses_nothing() -> None:
