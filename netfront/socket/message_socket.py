@@ -48,6 +48,10 @@ class MessageSocket:
         self.has_rest = False
         """True if that message has more frames, which the caller must receive."""
 
+    def events(self) -> int:
+        """Return zmq.EVENTS."""
+        return int(self._socket.get(_EVENTS))
+
     def try_receive(self, known: dict[bytes, Any], parts_max: int) -> list[bytes] | None:
         """Return a message, identity first, or None if there is none.
 

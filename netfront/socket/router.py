@@ -308,7 +308,7 @@ class Router:
         """True if a message waits. Any use of the socket may have consumed the descriptor's event,
         so the descriptor alone does not tell.
         """
-        has_input = bool(int(self.socket.get(_EVENTS)) & _POLLIN)
+        has_input = bool(self._messages.events() & _POLLIN)
         self._is_drained = not has_input
         return has_input
 

@@ -16,6 +16,7 @@ FUNCTIONS = (
     "zmq_msg_size",
     "zmq_send",
     "zmq_errno",
+    "zmq_getsockopt",
 )
 
 

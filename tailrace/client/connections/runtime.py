@@ -201,12 +201,13 @@ class DealerSocket:
     def try_receive(self) -> Sequence[Readable] | None:
         """One whole message, or None."""
         # Asking first costs a third of the exception for an empty queue, the most frequent case.
-        events = int(self._socket.get(_EVENTS))
+        messages = None if self._socket.closed else self._messages
+        events = int(self._socket.get(_EVENTS)) if messages is None else messages.events()
         if not events & _POLLIN:
             self._note_writable(bool(events & _POLLOUT))
             return None
-        if self._messages is not None:
-            received: list[Readable] | None = self._messages.try_receive(None, PARTS_MAX)
+        if messages is not None:
+            received: list[Readable] | None = messages.try_receive(None, PARTS_MAX)
             return received
         frames: list[Readable] = []
         more = True

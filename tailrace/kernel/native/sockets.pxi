@@ -19,6 +19,7 @@ cdef extern from *:
     typedef size_t (*ZmqSize)(ZmqMessage *);
     typedef int (*ZmqSend)(void *, const void *, size_t, int);
     typedef int (*ZmqErrno)(void);
+    typedef int (*ZmqGetOption)(void *, int, void *, size_t *);
     """
     ctypedef struct ZmqMessage:
         uint64_t words[8]
@@ -28,10 +29,12 @@ cdef extern from *:
     ctypedef size_t (*ZmqSize)(ZmqMessage*) noexcept
     ctypedef int (*ZmqSend)(void*, const void*, size_t, int) noexcept
     ctypedef int (*ZmqErrno)() noexcept
+    ctypedef int (*ZmqGetOption)(void*, int, void*, size_t*) noexcept
 
 cdef enum:
     ZMQ_DONTWAIT = 1
     ZMQ_SNDMORE = 2
+    ZMQ_EVENTS = 15
     SYSTEM_EINTR = 4
     SYSTEM_EAGAIN = 11
     SYSTEM_ENOTSOCK = 88
@@ -76,6 +79,7 @@ cdef class MessageSocket:
     cdef ZmqSize size_of
     cdef ZmqSend send_bytes
     cdef ZmqErrno last_errno
+    cdef ZmqGetOption get_option
     cdef Py_ssize_t first_lent
     cdef Py_ssize_t lent_from_bytes
 
@@ -83,8 +87,8 @@ cdef class MessageSocket:
         """`functions`: addresses in libzmq, in the order of `libzmq.FUNCTIONS`;
         `error_type`: zmq.ZMQError.
         """
-        if len(functions) != 8 or not all(functions) or not handle:
-            raise ValueError("eight functions of libzmq and a socket are needed")
+        if len(functions) != 9 or not all(functions) or not handle:
+            raise ValueError("nine functions of libzmq and a socket are needed")
         self.error_type = error_type
         self.first_lent = first_lent
         self.lent_from_bytes = lent_from_bytes
@@ -96,6 +100,7 @@ cdef class MessageSocket:
         self.size_of = <ZmqSize><size_t>functions[5]
         self.send_bytes = <ZmqSend><size_t>functions[6]
         self.last_errno = <ZmqErrno><size_t>functions[7]
+        self.get_option = <ZmqGetOption><size_t>functions[8]
         self.handle = <void*>handle
 
     cdef int failed(self) except -1:
@@ -112,6 +117,16 @@ cdef class MessageSocket:
         if self.handle == NULL:
             raise self.error_type(SYSTEM_ENOTSOCK)
         return 0
+
+    def events(self):
+        cdef int found = 0, error
+        cdef size_t size = sizeof(found)
+        self.check_open()
+        while self.get_option(self.handle, ZMQ_EVENTS, &found, &size) < 0:
+            error = self.failed()
+            if error:
+                raise self.error_type(error)
+        return found
 
     def try_receive(self, dict known, Py_ssize_t parts_max):
         cdef ZmqMessage own

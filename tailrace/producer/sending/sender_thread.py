@@ -187,8 +187,9 @@ class SenderThread:
     def close_all(self) -> None:
         """Send everything now."""
         self.accumulator.close_all()
+        self.accumulator.expire_linger(self.now_ns())  # else a wait ends with that of a closed one
         self.helper.cancel_alarm()
-        self.run_once()
+        self.run_once(sends_first=True)
 
     def use_connection(self, function: Callable[[], T]) -> T:
         """Run a section that uses the connection outside of the sender's runs."""

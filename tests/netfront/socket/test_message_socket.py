@@ -140,3 +140,12 @@ def test_a_closed_one_is_not_called() -> None:
     with pytest.raises(zmq.ZMQError) as raised:
         pair.messages.try_receive({}, 16)
     assert raised.value.errno == zmq.ENOTSOCK
+
+
+def test_its_events_are_those_that_the_socket_names(pair: Pair) -> None:
+    assert pair.messages.events() == int(pair.router.get(zmq.EVENTS))
+    pair.client.send(b"x")
+    assert pair.router.poll(60_000)
+    assert pair.messages.events() & zmq.POLLIN
+    assert pair.receive({b"me": 1}) == [b"me", b"x"]
+    assert not pair.messages.events() & zmq.POLLIN
