@@ -181,6 +181,27 @@ def test_sessions_and_acknowledgements_that_do_not_fit_are_refused(
         assert sharer.beat()["error_code"] == 0
 
 
+def test_partitions_that_do_not_exist_are_named_in_the_answer(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    topic_id = make(appliance, "shared-known")
+    with RawKafka(gateway) as client:
+        sharer = Sharer(client, "strange", "shared-known", topic_id)
+        topics = [
+            {"topic_id": each, "partitions": [{"partition_index": index,
+                                               "acknowledgement_batches": []}]}
+            for each, index in ((topic_id, 0), (topic_id, 9), (b"x" * 16, 0))
+        ]  # fmt: skip
+        found = {
+            (topic["topic_id"], part["partition_index"]): part["error_code"]
+            for topic in sharer.ask(FETCH, topics=topics)["responses"]
+            for part in topic["partitions"]
+        }
+        assert found[topic_id, 9] == KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+        assert found[b"x" * 16, 0] == KafkaError.UNKNOWN_TOPIC_ID
+        assert found.get((topic_id, 0), 0) == 0
+
+
 @pytest.mark.parametrize("member_epoch", [3, -5])
 def test_a_heartbeat_of_no_member_is_refused(gateway: str, member_epoch: int) -> None:
     with RawKafka(gateway) as client:

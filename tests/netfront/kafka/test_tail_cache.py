@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+import tracemalloc
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +18,7 @@ from netfront.kafka.records import batch_layout as layout
 from netfront.kafka.records.compression import CODECS, pack
 from netfront.kafka.records.incoming import to_batches
 from tailrace.format.record_batch.batch_header import (
+    ATTRIBUTE_LOG_APPEND_TIME,
     BatchHeader,
     checksum_seed,
     header_position,
@@ -118,14 +121,42 @@ def test_batches_that_readers_get_otherwise_are_not_kept(
 
 def test_the_oldest_batches_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     cache, route, sent = TailCache(), route_with(), kafka_batch(b"a")
-    monkeypatch.setattr(module, "BYTES_MAX", 3 * len(sent))
+    room = 3 * (len(sent) + module.ENTRY_BYTES)
+    monkeypatch.setattr(module, "BYTES_MAX", room)
     made = [in_log(sent, offset) for offset in range(5)]
     for turn in range(2):
         for offset, (data, _) in enumerate(made):
             cache.add(route, offset, sent, data)
         kept = [cache.find(route, header, "none") is not None for _, header in made]
         assert kept == [False, False, True, True, True], turn
-        assert cache.byte_count == 3 * len(sent)
+        assert cache.byte_count == room
+
+
+def test_small_batches_take_the_memory_that_is_counted() -> None:
+    cache, route, sent = TailCache(), route_with(), kafka_batch(b"a")
+    data, header = in_log(sent, 0)
+    cache.add(route, 0, sent, data)  # what is made once is there
+    count = 2_000
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for offset in range(1, count + 1):
+            route.topic_id = bytes(bytearray(TOPIC_ID))  # as each route has its own
+            cache.add(route, offset, sent, data)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before <= cache.byte_count
+    assert cache.find(route, dataclasses.replace(header, base_offset=count), "none") is not None
+
+
+def test_a_batch_with_the_time_of_the_log_is_converted() -> None:
+    cache, route, sent = TailCache(), route_with(), kafka_batch(b"a")
+    data, header = in_log(sent, 3)
+    cache.add(route, 3, sent, data)
+    assert cache.find(route, header, "none") is not None
+    appended = dataclasses.replace(header, attributes=header.attributes | ATTRIBUTE_LOG_APPEND_TIME)
+    assert cache.find(route, appended, "none") is None
 
 
 def test_a_batch_that_was_packed_for_one_reader_is_not_packed_for_the_next(
@@ -155,7 +186,8 @@ def test_packed_batches_have_their_room_and_leave_the_end_of_the_log_alone(
     cache, route = TailCache(), route_with()
     made = [in_log(kafka_batch(INCOMPRESSIBLE), offset)[1] for offset in range(5)]
     packed = b"x" * module.PACKED_MIN_BYTES
-    monkeypatch.setattr(module, "PACKED_MAX_BYTES", 3 * len(packed))
+    room = 3 * (len(packed) + module.ENTRY_BYTES)
+    monkeypatch.setattr(module, "PACKED_MAX_BYTES", room)
     sent = kafka_batch(b"a")
     data, header = in_log(sent, 77)
     cache.add(route, 77, sent, data)
@@ -164,7 +196,7 @@ def test_packed_batches_have_their_room_and_leave_the_end_of_the_log_alone(
             cache.add_packed(route, each, "lz4", packed)
         kept = [cache.find(route, each, "lz4") is not None for each in made]
         assert kept == [False, False, True, True, True]
-        assert cache.packed_byte_count == 3 * len(packed)
+        assert cache.packed_byte_count == room
     assert cache.find(route, header, "none") is not None
     typed = route_with()
     typed.typed = True

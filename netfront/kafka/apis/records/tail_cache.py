@@ -10,9 +10,10 @@ Owner: one gateway, in memory.
 Invariants:
 - A batch is served only for the batch of the log that was made of it: same place, same checksum of
   the body, same numbers of records, same times. So a log that was cut and written again, or
-  compacted, finds nothing here.
-- The batches have at most BYTES_MAX bytes, those that were packed PACKED_MAX_BYTES. The oldest go
-  first.
+  compacted, finds nothing here, nor does a batch that got its time from the log: the worker knows
+  a changed setting before the gateway does.
+- The batches take at most BYTES_MAX bytes of memory, those that were packed PACKED_MAX_BYTES. Each
+  counts ENTRY_BYTES more than it has: small ones may be many. The oldest go first.
 
 Crash: readers get converted batches, which have the same records.
 """
@@ -28,13 +29,19 @@ from netfront.kafka.records import batch_layout as layout
 from netfront.kafka.records.compression import CODECS
 from shm.messages.lane_messages import Assignment
 from tailrace.format.crc32c import Readable
-from tailrace.format.record_batch.batch_header import BatchHeader, read_header
+from tailrace.format.record_batch.batch_header import (
+    ATTRIBUTE_LOG_APPEND_TIME,
+    BatchHeader,
+    read_header,
+)
 
 BYTES_MAX = 8 << 20
 PACKED_MAX_BYTES = 8 << 20
 PACKED_MIN_BYTES = 1 << 10
 """The least bytes of a packed batch that is kept: less is made again as fast."""
 BATCH_MAX_BYTES = 1 << 20
+ENTRY_BYTES = 800
+"""What is kept of a batch beside its bytes: its place and its identity."""
 NONE = CODECS[0]
 _BASE_OFFSET = struct.Struct(">q")
 _LEADER_EPOCH, _LEADER_EPOCH_AT = struct.Struct(">i"), 12
@@ -74,14 +81,14 @@ class TailCache:
         self._drop(place)
         codec = CODECS[header.attributes & layout.CODEC_MASK]
         self._kept[place] = _Kept(bytes(sent), codec, _identity(ours))
-        self.byte_count += len(sent)
+        self.byte_count += _memory_of(sent)
         while self.byte_count > BYTES_MAX:
             self._drop(next(iter(self._kept)))
 
     def _drop(self, place: tuple[bytes, int, int]) -> None:
         known = self._kept.pop(place, None)
         if known is not None:
-            self.byte_count -= len(known.batch)
+            self.byte_count -= _memory_of(known.batch)
 
     def add_packed(
         self, route: Assignment, header: BatchHeader, codec: str, made: bytes | bytearray
@@ -95,14 +102,14 @@ class TailCache:
         place = route.topic_id, route.partition, header.base_offset
         self._drop_packed(place)
         self._packed[place] = _Kept(made, codec, _packed_identity(header))
-        self.packed_byte_count += len(made)
+        self.packed_byte_count += _memory_of(made)
         while self.packed_byte_count > PACKED_MAX_BYTES:
             self._drop_packed(next(iter(self._packed)))
 
     def _drop_packed(self, place: tuple[bytes, int, int]) -> None:
         known = self._packed.pop(place, None)
         if known is not None:
-            self.packed_byte_count -= len(known.batch)
+            self.packed_byte_count -= _memory_of(known.batch)
 
     def find(self, route: Assignment, header: BatchHeader, codec: str) -> bytes | bytearray | None:
         """The batch of Kafka for a batch of the log; None: it has to be converted."""
@@ -111,12 +118,21 @@ class TailCache:
         if kept is not None and (kept.codec, kept.identity) == (codec, _packed_identity(header)):
             return kept.batch
         kept = self._kept.get(place)
-        if kept is None or kept.codec != codec or kept.identity != _identity(header):
+        if (
+            kept is None
+            or kept.codec != codec
+            or kept.identity != _identity(header)
+            or header.attributes & ATTRIBUTE_LOG_APPEND_TIME
+        ):
             return None
         found = bytearray(kept.batch)
         _BASE_OFFSET.pack_into(found, 0, header.base_offset)
         _LEADER_EPOCH.pack_into(found, _LEADER_EPOCH_AT, header.leader_epoch)
         return found
+
+
+def _memory_of(batch: Readable) -> int:
+    return len(batch) + ENTRY_BYTES
 
 
 def _identity(header: BatchHeader) -> tuple[int, ...]:

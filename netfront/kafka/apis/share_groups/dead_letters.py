@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 READ_MAX_BYTES = 4 << 20
 PRODUCE_TIMEOUT_MS = 30_000
+REPORTED_MAX = 1_000
+"""Partitions whose last failure is known. The one that failed first is forgotten."""
 ATTEMPTS_MAX = 3
 """Attempts to prepare the topic, which another client may be creating."""
 _FAILURES = (TailraceError, KafkaRecordsError, RecordFault, CompressionError)
@@ -61,18 +63,27 @@ def give_up(call: Call, member: ShareMember, runs: list[list[Any]]) -> Steps:
         except _FAILURES as error:
             _report(call, topic_id, partition, first, str(error))
             continue
+        if done:
+            _reported(call).pop((call.request["group_id"], topic_id, partition), None)
         written += [[topic_id, partition, offset, offset, "accept"] for offset in done]
     if written:
         yield from acknowledge_runs(call, member, written)
 
 
+def _reported(call: Call) -> dict[tuple[str, str, int], str]:
+    """The last failure of each (group, topic id, partition)."""
+    found: dict[tuple[str, str, int], str] = call.services.state.setdefault("unwritten", {})
+    return found
+
+
 def _report(call: Call, topic_id: str, partition: int, offset: int, reason: str) -> None:
-    """Log the failure of a partition; once until it changes."""
-    known: dict[tuple[str, str, int], str] = call.services.state.setdefault("unwritten", {})
-    place = call.request["group_id"], topic_id, partition
+    """Log the failure of a partition; once until it changes, or letters are written again."""
+    known, place = _reported(call), (call.request["group_id"], topic_id, partition)
     if known.get(place) == reason:
         return
     known[place] = reason
+    if len(known) > REPORTED_MAX:
+        del known[next(iter(known))]
     logger.error(
         "kafka_dead_letter_not_written group=%s topic_id=%s partition=%d offset=%d reason=%r",
         *place, offset, reason,

@@ -5,6 +5,7 @@ It is SHARE_ACQUIRE and FETCH in one.
 Invariants:
 - A response has the batches of all records that it says are acquired. Records that could not be
   read are given back as unread.
+- A partition that is not known is answered with an error, once for each request that names it.
 - Records at the delivery limit become dead letters (`dead_letters`).
 
 Crash: acquired records are released with their members or their locks.
@@ -30,7 +31,9 @@ from netfront.kafka.apis.share_groups.sessions import (
     ShareMember,
     begin_request,
     identity_of,
+    member_key,
     share_error,
+    share_members,
 )
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.records.errors import KafkaRecordsError
@@ -53,20 +56,15 @@ def fetch(call: Call) -> Steps:
     runs = runs_of_request(call)
     is_final = request["share_session_epoch"] == FINAL_EPOCH
     member = begin_request(call)
-    if not is_final:
-        for topic in request["topics"]:
-            for partition in topic["partitions"]:
-                place = bytes(topic["topic_id"]).hex(), partition["partition_index"]
-                member.partitions[place] = None
-        for topic in request["forgotten_topics_data"]:
-            for index in topic["partitions"]:
-                member.partitions.pop((bytes(topic["topic_id"]).hex(), index), None)
+    unknown = {} if is_final else _change_session(call)
     errors = yield from acknowledge_runs(call, member, runs)
     acquired: dict[Partition, list[list[int]]] = {}
     lock_ms = 0
     if not is_final and not request.get("is_renew_ack") and member.partitions:
         acquired, lock_ms = yield from _acquire(call, member)
     entries: dict[Partition, dict[str, Any]] = {}
+    for place, error in unknown.items():
+        entries[place] = {**_entry(place[1]), "error_code": error}
     for run in runs:
         entries.setdefault((run[0], run[1]), _entry(run[1]))
     room = OUT_MAX_BYTES
@@ -97,6 +95,31 @@ def fetch(call: Call) -> Steps:
             for topic_id, partitions in topics.items()
         ],
     }
+
+
+def _change_session(call: Call) -> dict[Partition, KafkaError]:
+    """Add and take out partitions of the session. Returns the errors of those that are not known,
+    or not yet: the client asks for its metadata again, and reads them when they come.
+    """
+    members, key = share_members(call.services), member_key(call)
+    routes = call.services.routes
+    unknown: dict[Partition, KafkaError] = {}
+    for topic in call.request["topics"]:
+        topic_id = bytes(topic["topic_id"])
+        for partition in topic["partitions"]:
+            place = topic_id.hex(), partition["partition_index"]
+            members.add_partition(key, place)
+            if routes.find(topic_id, place[1]) is None:
+                is_topic = routes.find(topic_id, 0) is not None
+                unknown[place] = (
+                    KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+                    if is_topic
+                    else KafkaError.UNKNOWN_TOPIC_ID
+                )
+    for topic in call.request["forgotten_topics_data"]:
+        for index in topic["partitions"]:
+            members.drop_partition(key, (bytes(topic["topic_id"]).hex(), index))
+    return unknown
 
 
 def _entry(partition: int) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from netfront.kafka.apis.share_groups.sessions import (
     ShareMember,
     member_key,
     share_error,
-    share_member,
     share_members,
 )
 from netfront.kafka.exchange.waiter import Steps
@@ -52,9 +51,9 @@ def heartbeat(call: Call) -> Steps:
     found = answer.json()
     assignment = None
     if epoch < 0:
-        share_members(call.services).pop(member_key(call), None)
+        share_members(call.services).forget(member_key(call))
     else:
-        member = share_member(call)
+        member = share_members(call.services).note(member_key(call))
         member.epoch = found["member_epoch"]
         if topics is not None:
             member.topics, member.assigned = list(dict.fromkeys(topics)), None

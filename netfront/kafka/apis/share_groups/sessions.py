@@ -5,6 +5,9 @@ Requests of a member carry no member epoch, so the gateway keeps that of its las
 Invariants:
 - A session is its user's: another user's request of the same member id has one of its own.
 - A request with another session epoch than the next one changes nothing.
+- At most MEMBERS_MAX members are known, and at most SESSION_PARTITIONS_MAX partitions of a session.
+  All sessions have PARTITIONS_MAX together: for more the one that was silent longest ends, and its
+  client begins another (SHARE_SESSION_NOT_FOUND).
 
 Crash: sessions and epochs are in memory. Clients join again, and begin another session.
 """
@@ -18,7 +21,9 @@ from netfront.kafka.apis.call import Call, RefusedError, Services
 from netfront.kafka.wire.errors import KafkaError, coordinator_error
 from tailrace.core.error_codes import ErrorCode
 
-SESSIONS_MAX = 20_000
+MEMBERS_MAX = 20_000
+SESSION_PARTITIONS_MAX = 20_000
+PARTITIONS_MAX = 500_000
 FINAL_EPOCH = -1
 EPOCH_MAX = (1 << 31) - 1
 Partition = tuple[str, int]
@@ -46,10 +51,82 @@ MemberKey = tuple[str, str, str]
 """User, group and member id."""
 
 
-def share_members(services: Services) -> OrderedDict[MemberKey, ShareMember]:
-    found: OrderedDict[MemberKey, ShareMember] = services.state.setdefault(
-        "share_members", OrderedDict()
-    )
+class ShareMembers:
+    """The members of one gateway."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[MemberKey, ShareMember] = OrderedDict()
+        self._sessions: OrderedDict[MemberKey, ShareMember] = OrderedDict()
+        """Members that have a session, the one that was silent longest first."""
+        self.partition_count = 0
+        """Partitions of all sessions."""
+
+    def get(self, key: MemberKey) -> ShareMember | None:
+        """The member; None: it is unknown."""
+        return self._known.get(key)
+
+    def note(self, key: MemberKey) -> ShareMember:
+        """The member, which is heard of now; made if it is unknown."""
+        found = self._known.setdefault(key, ShareMember())
+        self._known.move_to_end(key)
+        if len(self._known) > MEMBERS_MAX:
+            self.forget(next(iter(self._known)))
+        return found
+
+    def forget(self, key: MemberKey) -> None:
+        """Forget a member, and end its session."""
+        self.end_session(key)
+        self._known.pop(key, None)
+
+    def begin_session(self, key: MemberKey) -> ShareMember:
+        """The member, with a session without partitions."""
+        self.end_session(key)
+        found = self._sessions[key] = self.note(key)
+        found.session_epoch = 0
+        return found
+
+    def in_session(self, key: MemberKey) -> ShareMember:
+        """The member, which is heard of now. Raises RefusedError: it has no session."""
+        found = self._sessions.get(key)
+        if found is None:
+            raise RefusedError(KafkaError.SHARE_SESSION_NOT_FOUND)
+        self._sessions.move_to_end(key)
+        return self.note(key)
+
+    def end_session(self, key: MemberKey) -> None:
+        """End a member's session, if it has one."""
+        found = self._sessions.pop(key, None)
+        if found is not None:
+            self.partition_count -= len(found.partitions)
+            found.partitions.clear()
+            found.session_epoch = -1
+
+    def add_partition(self, key: MemberKey, place: Partition) -> None:
+        """Add a partition to a session. Raises RefusedError: it has too many."""
+        found = self._sessions.get(key)
+        if found is None or place in found.partitions:
+            return
+        if len(found.partitions) >= SESSION_PARTITIONS_MAX:
+            raise RefusedError(
+                KafkaError.INVALID_REQUEST,
+                f"a share session has at most {SESSION_PARTITIONS_MAX} partitions: forget some, or "
+                "divide the topics among members",
+            )
+        found.partitions[place] = None
+        self.partition_count += 1
+        while self.partition_count > PARTITIONS_MAX:
+            self.end_session(next(iter(self._sessions)))
+
+    def drop_partition(self, key: MemberKey, place: Partition) -> None:
+        """Take a partition out of a session."""
+        found = self._sessions.get(key)
+        if found is not None and place in found.partitions:
+            del found.partitions[place]
+            self.partition_count -= 1
+
+
+def share_members(services: Services) -> ShareMembers:
+    found: ShareMembers = services.state.setdefault("share_members", ShareMembers())
     return found
 
 
@@ -57,28 +134,15 @@ def member_key(call: Call) -> MemberKey:
     return call.user, call.request["group_id"] or "", call.request["member_id"] or ""
 
 
-def share_member(call: Call) -> ShareMember:
-    members, key = share_members(call.services), member_key(call)
-    found = members.setdefault(key, ShareMember())
-    members.move_to_end(key)
-    if len(members) > SESSIONS_MAX:
-        members.popitem(last=False)
-    return found
-
-
 def begin_request(call: Call) -> ShareMember:
     """Check the session's epoch and go on to the next. Raises RefusedError."""
-    member, epoch = share_member(call), call.request["share_session_epoch"]
-    if epoch == 0:
-        member.partitions.clear()
-        member.session_epoch = 0
-    elif member.session_epoch < 0:
-        raise RefusedError(KafkaError.SHARE_SESSION_NOT_FOUND)
-    elif epoch not in (FINAL_EPOCH, member.session_epoch):
+    members, key = share_members(call.services), member_key(call)
+    epoch = call.request["share_session_epoch"]
+    member = members.begin_session(key) if epoch == 0 else members.in_session(key)
+    if epoch not in (0, FINAL_EPOCH, member.session_epoch):
         raise RefusedError(KafkaError.INVALID_SHARE_SESSION_EPOCH)
     if epoch == FINAL_EPOCH:
-        member.session_epoch = -1
-        member.partitions.clear()
+        members.end_session(key)
     else:
         member.session_epoch = 1 if member.session_epoch >= EPOCH_MAX else member.session_epoch + 1
     return member
