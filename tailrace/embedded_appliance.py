@@ -127,10 +127,10 @@ def start_embedded(
     temporary = tempfile.mkdtemp(prefix="tailrace-") if data_dir is None else None
     directory = data_dir or os.path.join(str(temporary), "data")
     log_path = os.path.join(temporary or directory, "tailrace.log")
-    os.makedirs(os.path.dirname(log_path), exist_ok=True)
+    os.makedirs(os.path.dirname(log_path), mode=0o700, exist_ok=True)
     ours, theirs = socket.socketpair()
     arguments = _arguments(directory, listen, settings or {}, auto_create_topics, theirs.fileno())
-    with open(log_path, "ab") as log:
+    with open(log_path, "ab", opener=_private) as log:
         process = start_supervisor(arguments, log.fileno(), theirs.fileno())
     theirs.close()
     ready = _await_ready(process, ours, temporary, log_path)
@@ -171,8 +171,12 @@ def _arguments(
     for address in [listen] if isinstance(listen, str) else listen:
         arguments += ["--listen", address]
     for name, value in given.items():
-        arguments += ["--set", f"{name}={value}"]
+        arguments += ["--set", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
     return arguments
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def start_supervisor(

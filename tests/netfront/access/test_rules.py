@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from netfront.access.rules import RULES, refuse_unless
+from shm.messages.lane_messages import AUDIT_REQUEST, PRODUCER_OWNERS
 from shm.rights.acl import OPERATIONS_OF, checked_acl
 from shm.rights.authorizer import AclTable, Principal
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api, WireError
 from tests.kit.peers.needs import CASES, NAMES, NEEDED, principal_with
+from tests.kit.stepped.fronts import FakeFront
 
 
 def ask(principal: Principal, api: Api, request: dict[str, Any]) -> None:
@@ -38,6 +40,13 @@ def test_every_api_has_a_rule() -> None:
         assert (rule.needs is not None) == (api in NEEDED), (
             f"{Api(api).name}: tests.kit.peers.needs"
         )
+
+
+def test_a_front_answers_no_api_without_a_rule() -> None:
+    """Also none of those by which processes of the appliance ask each other."""
+    handlers = FakeFront(1).front._dispatcher.handlers
+    assert set(handlers) | {Api.HANDSHAKE} == set(RULES)
+    assert not {AUDIT_REQUEST, PRODUCER_OWNERS} & set(handlers)
 
 
 @pytest.mark.parametrize(("api", "request_body", "needs"), CASES)

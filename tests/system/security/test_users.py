@@ -34,6 +34,7 @@ from tailrace.core.errors import (
     NotAuthorizedError,
     UnknownTopicError,
 )
+from tailrace.embedded_appliance import start_embedded
 from tailrace.protocol.fetch_messages import FetchEntry, FetchRequest
 from tailrace.protocol.frame import Api
 from tailrace.protocol.json_messages import encode_json
@@ -77,6 +78,35 @@ def test_the_first_start_makes_keys_that_their_owner_alone_can_read(users: Users
     for name in ("server.key", "own.context", "admin.context"):
         mode = os.stat(f"{users.appliance.data_dir}/{name}").st_mode
         assert stat.S_IMODE(mode) == 0o600
+
+
+def test_every_file_of_the_data_directory_is_for_its_owner_alone(tmp_path: pathlib.Path) -> None:
+    before = os.umask(0o022)
+    try:
+        appliance = start_embedded(
+            data_dir=str(tmp_path / "data"), settings={"security.enabled": True}
+        )
+    finally:
+        os.umask(before)
+    try:
+        with (
+            Admin(admin_address(appliance)) as admin,
+            Producer(admin_address(appliance)) as producer,
+        ):
+            admin.create_topics([NewTopic("t", 1, {"delay.enabled": True})])
+            producer.send("t", b"x").result(60)
+        found = {}
+        for directory, names, files in os.walk(appliance.data_dir):
+            for path in (os.path.join(directory, name) for name in ("", *names, *files)):
+                found[path] = os.lstat(path).st_mode
+    finally:
+        appliance.stop()
+    assert len(found) > 20
+    assert [
+        (path, stat.filemode(mode))
+        for path, mode in found.items()
+        if mode & 0o077 and not stat.S_ISLNK(mode)
+    ] == []
 
 
 def test_a_client_without_a_key_is_told_to_get_one(users: Users) -> None:
