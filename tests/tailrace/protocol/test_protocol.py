@@ -323,6 +323,12 @@ def test_json_is_nested_32_deep_and_no_deeper() -> None:
         with pytest.raises(WireError) as caught:
             rq.decode_json(nested(depth))
         assert caught.value.code is ErrorCode.MALFORMED_REQUEST
+    lists = rq.JSON_DEPTH_MAX - 1
+    assert rq.decode_json(b'{"a":' + b"[" * lists + b"]" * lists + b"}")
+    with pytest.raises(WireError):
+        rq.decode_json(b'{"a":[' + b"[" * lists + b"]" * lists + b"]}")
+    flat = b'{"a":[' + b",".join([b'{"b":"["}'] * 100) + b"]}"
+    assert len(rq.decode_json(flat)["a"]) == 100, "many levels, and none deep"
 
 
 def test_an_answer_that_is_too_large_for_its_way_is_refused_and_an_error_is_cut() -> None:
