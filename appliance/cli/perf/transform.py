@@ -154,4 +154,8 @@ def command(
         )
         print_commits(found.commits)
     if found.records < messages:
-        echo(f"tailrace: only {found.records} of {messages} records came within the timeout")
+        echo(
+            f"tailrace: only {found.records} of {messages} records came within the timeout. The "
+            f"group {group!r} reads on from where it has committed: to read from the beginning, "
+            "name another --group"
+        )

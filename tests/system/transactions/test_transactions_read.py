@@ -5,6 +5,7 @@ reading.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pathlib
 import signal
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import tailrace
-from tailrace import Consumer, Producer, TopicPartition
+from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tailrace.aio import AsyncConsumer
 from tailrace.client.topics import list_offsets
 from tailrace.embedded_appliance import EmbeddedAppliance
@@ -95,6 +96,32 @@ def test_exports_sql_and_the_command_line_show_what_was_committed(
     assert sorted(pq.read_table(tmp_path / "lake")["value"].to_pylist()) == sorted(
         [*model, b"open"]
     )
+
+
+def test_perf_transform_copies_committed_records_once_and_goes_on_where_it_has_committed(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    model, copy = fill(appliance.address, topic), f"{topic}-copy"
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic(copy)])
+
+    def transform(count: int, timeout_ms: int) -> tuple[int, bytes]:
+        done = run(
+            appliance, "perf", "transform", "--topic", topic, "--to", copy, "--messages",
+            str(count), "--group", topic, "--transactional-id", copy, "--timeout", str(timeout_ms),
+            "--json",
+        )  # fmt: skip
+        return json.loads(done.stdout)["records"], done.stderr
+
+    assert transform(len(model), int(HANG_LIMIT_S * 1_000))[0] == len(model)
+    count, said = transform(1, 1)
+    assert not count
+    assert b"name another --group" in said
+    with Consumer(copy, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
+        copied: list[bytes] = []
+        while len(copied) < len(model):
+            copied += [record.value for record in consumer.poll(1_000)]
+    assert copied == model
 
 
 def test_an_asyncio_consumer_has_both_isolation_levels(
