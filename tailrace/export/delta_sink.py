@@ -23,7 +23,7 @@ from tailrace.core.errors import InvalidRequestError, NotSupportedError, Storage
 from tailrace.export import hive_partitioning
 from tailrace.export.checkpoint import Commit, ExportCheckpoint, Step
 from tailrace.export.directory_lock import DirectoryLock
-from tailrace.export.refusals import sink_error
+from tailrace.export.refusals import keeps, plain, retyped_error, sink_error
 
 INSTALL = "format=delta needs the package deltalake: pip install 'tailrace[delta]'"
 KIND = "tailrace-export"
@@ -41,6 +41,8 @@ class DeltaSink:
         self._delta: Any = deltalake
         self._lock = DirectoryLock(directory)
         self._by = partition_by
+        self._checked: pa.Schema | None = None
+        """Columns that the table has with the same types."""
 
     def open(self) -> ExportCheckpoint | None:
         """Open the table and return its state, as `Sink` specifies."""
@@ -88,6 +90,8 @@ class DeltaSink:
             )
         path = self._lock.path
         is_new = not self._delta.DeltaTable.is_deltatable(path)
+        if not is_new:
+            self._check_types(path, step.table)
         about = json.dumps(
             {KIND: after.topic, "topic_id": after.topic_id, "partition_by": self._by}
         )
@@ -122,6 +126,31 @@ class DeltaSink:
             except Exception:  # see commit()
                 return field
         return None
+
+    def _check_types(self, path: str, rows: pa.Table) -> None:
+        """Check that the table's types keep each value: deltalake casts without a word, and would
+        round. Raises NotSupportedError.
+        """
+        if rows.schema == self._checked:
+            return
+        present = pa.schema(self._delta.DeltaTable(path).schema())
+        is_other = False
+        for field in rows.schema:
+            place = present.get_field_index(field.name)
+            if place < 0:
+                continue
+            try:
+                made = pa.schema(self._delta.Schema.from_arrow(pa.schema([field]))).field(0).type
+            except Exception:  # see commit(), which names it
+                continue
+            kind = plain(present.field(place).type)
+            if plain(made) == kind or pa.types.is_nested(kind):
+                continue
+            is_other = True
+            if not keeps(rows.column(field.name), kind):
+                raise retyped_error(path, field, kind)
+        if not is_other:
+            self._checked = rows.schema
 
     def close(self) -> None:
         """Release the directory, as `Sink` specifies."""

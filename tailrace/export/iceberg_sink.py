@@ -22,7 +22,7 @@ from tailrace.core.errors import InvalidRequestError, NotSupportedError, Storage
 from tailrace.export import hive_partitioning
 from tailrace.export.checkpoint import Commit, ExportCheckpoint, Step
 from tailrace.export.directory_lock import DirectoryLock
-from tailrace.export.refusals import sink_error
+from tailrace.export.refusals import plain, retyped_error, sink_error
 
 INSTALL = (
     "format=iceberg needs the package pyiceberg with a SQLite catalog: pip install "
@@ -108,6 +108,7 @@ class IcebergSink:
             raise
         except Exception as error:  # pyiceberg's errors have no more specific base class
             unfit = error.field if isinstance(error, self._no_such_type) else None
+            self._check_types(step.table.schema)
             raise sink_error(self._lock.path, "pyiceberg", error, unfit) from error
         return Commit(after.number, step.table.num_rows, step.ranges, step.left_out)
 
@@ -125,6 +126,19 @@ class IcebergSink:
         if rows.num_rows:
             transaction.append(rows, snapshot_properties=snapshot)
         transaction.set_properties({STATE_PROPERTY: state_json})
+
+    def _check_types(self, schema: pa.Schema) -> None:
+        """Check for a column whose type a refused commit could not change. Raises
+        NotSupportedError.
+        """
+        try:
+            present = self._table.schema().as_arrow()
+        except Exception:  # see commit()
+            return
+        for field in schema:
+            place = present.get_field_index(field.name)
+            if place >= 0 and plain(present.field(place).type) != plain(field.type):
+                raise retyped_error(self._lock.path, field, plain(present.field(place).type))
 
     def close(self) -> None:
         """Close the catalog and release the directory, as `Sink` specifies."""

@@ -41,7 +41,17 @@ def test_random_kills_and_stops_under_load_break_no_promise(seed: int, faults: i
     ("seed", "faults", "far_s", "programs"),
     [
         pytest.param(21, 5, 10.0, 1, marks=SLOW),
-        pytest.param(NEW, 300, delay_torture.FAR_S, delay_torture.TRANSACTIONAL, marks=LONG),
+        pytest.param(
+            NEW & ~1, 300, delay_torture.FAR_S, delay_torture.TRANSACTIONAL, marks=LONG, id="values"
+        ),
+        pytest.param(
+            NEW | 1,
+            300,
+            delay_torture.FAR_S,
+            delay_torture.TRANSACTIONAL,
+            marks=LONG,
+            id="versions",
+        ),
     ],
 )
 def test_random_kills_deliver_each_delayed_record_once_and_none_early(

@@ -96,7 +96,16 @@ def deltalake() -> dict[str, ModuleType]:
                 [commit["data"] for commit in self._commits], promote_options="default"
             )
 
+        def schema(self) -> Schema:
+            return Schema(self.to_pyarrow_table().schema)
+
     class Schema:
+        def __init__(self, schema: pa.Schema) -> None:
+            self._schema = schema
+
+        def __arrow_c_schema__(self) -> object:
+            return self._schema.__arrow_c_schema__()
+
         @classmethod
         def from_arrow(cls, schema: pa.Schema) -> Schema:
             for field in schema:
@@ -105,7 +114,7 @@ def deltalake() -> dict[str, ModuleType]:
                         "Schema error: Invalid data type for Delta Lake: Duration(us)\n   0: "
                         "<unknown>\n   1: <unknown>"
                     )
-            return cls()
+            return cls(schema)
 
     def write_deltalake(
         table_or_uri: str, data: pa.Table, *, partition_by: list[str] | None = None,
@@ -118,6 +127,10 @@ def deltalake() -> dict[str, ModuleType]:
         if known and schema_mode != "merge" and known[0]["data"].schema != data.schema:
             raise ValueError("schemas differ")
         Schema.from_arrow(data.schema)
+        for field in DeltaTable(table_or_uri).to_pyarrow_table().schema if known else ():
+            if field.name in data.schema.names:  # as the package does: it may round
+                column = data.column(field.name).cast(field.type, safe=False)
+                data = data.set_column(data.schema.get_field_index(field.name), field, column)
         pathlib.Path(table_or_uri).mkdir(exist_ok=True)
         (pathlib.Path(table_or_uri) / f"part-{len(known)}.parquet").write_bytes(
             b"written before the commit"

@@ -223,3 +223,84 @@ def test_a_column_that_the_format_has_no_type_for_is_named_and_no_disk_is_suspec
         run(appliance, topic, tmp_path, form)
     assert "\n" not in str(error.value)
     assert run(appliance, topic, tmp_path, form, columns=("id", "_offset")) == 1
+
+
+FIRST = pa.schema([("id", pa.int32()), ("name", pa.utf8()), ("old", pa.utf8())])
+SECOND = pa.schema(
+    [
+        pa.field("more", pa.float32()),
+        pa.field("title", pa.utf8(), metadata={"tailrace.alias": "name"}),
+        pa.field("id", pa.int32()),
+    ]
+)
+
+
+def altered(appliance: EmbeddedAppliance, topic: str, directory: pathlib.Path, form: str) -> None:
+    """A row of the first version is in the table, one of the second in the topic."""
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+        configs = {"schema.compatibility": "none"}
+        admin.create_topics([NewTopic(topic, 1, configs, schema=FIRST)])
+        producer.send(topic, {"id": 1, "name": "a", "old": "x"}).result(60)
+        assert run(appliance, topic, directory, form) == 1
+        admin.alter_topics(schema={topic: SECOND})
+        producer.send(topic, {"id": 2, "title": "b", "more": 0.5}).result(60)
+
+
+def retyped(
+    appliance: EmbeddedAppliance, topic: str, row: dict[str, Any], **types: pa.DataType
+) -> None:
+    """Columns of the second version get other types, and the topic a row of them."""
+    schema = pa.schema([(field.name, types.get(field.name, field.type)) for field in SECOND])
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+        admin.alter_topics(schema={topic: schema})
+        producer.send(topic, {"id": 3, "title": "c", "more": 1.5, **row}).result(60)
+
+
+def test_a_table_gets_the_columns_that_its_topic_gets(
+    appliance: EmbeddedAppliance, tmp_path: pathlib.Path, topic: str, form: str
+) -> None:
+    altered(appliance, topic, tmp_path, form)
+    assert run(appliance, topic, tmp_path, form) == 1
+    retyped(appliance, topic, {}, id=pa.int64(), more=pa.float64())
+    if form == "delta" or IS_INSTALLED[form]:
+        assert run(appliance, topic, tmp_path, form) == 1, "its values fit"
+    rows = sorted(table(tmp_path, form).to_pylist(), key=lambda row: row["id"])
+    columns = ("id", "name", "old", "title", "more")
+    assert [tuple(row[name] for name in columns) for row in rows][:3] == [
+        (1, "a", "x", None, None), (2, None, None, "b", 0.5), (3, None, None, "c", 1.5),
+    ][: len(rows)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "value"),
+    [
+        ("id", pa.int64(), 1 << 40),
+        ("id", pa.float64(), 1.5),
+        ("id", pa.utf8(), "7"),
+        ("more", pa.float64(), 0.1),
+    ],
+)
+def test_no_value_is_rounded_for_a_table_whose_column_has_another_type(
+    appliance: EmbeddedAppliance,
+    tmp_path: pathlib.Path,
+    topic: str,
+    form: str,
+    column: str,
+    kind: pa.DataType,
+    value: object,
+) -> None:
+    if form == "iceberg" and not IS_INSTALLED[form]:
+        pytest.skip("the stand-in has no types")
+    altered(appliance, topic, tmp_path / "table", form)
+    assert run(appliance, topic, tmp_path / "table", form) == 1
+    retyped(appliance, topic, {column: value}, **{column: kind})
+    is_widened = form == "iceberg" and (column, kind) != ("id", pa.float64()) and value != "7"
+    if is_widened:
+        assert run(appliance, topic, tmp_path / "table", form) == 1
+    else:
+        with pytest.raises(NotSupportedError, match=f"column '{column}' is .* in the table"):
+            run(appliance, topic, tmp_path / "table", form)
+        assert table(tmp_path / "table", form).num_rows == 2, "as it was"
+        assert run(appliance, topic, tmp_path / "other", form) == 3
+    found = table(tmp_path / ("table" if is_widened else "other"), form).column(column)
+    assert value in found.to_pylist()
