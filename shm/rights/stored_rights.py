@@ -122,6 +122,9 @@ class RightsDatabase:
         if connection is not None:
             connection.close()
 
+    def __del__(self) -> None:
+        self.close()
+
 
 class StoredUsers(UserDirectory):
     """The users of a database."""
