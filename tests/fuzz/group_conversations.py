@@ -217,11 +217,13 @@ def _list_transactions(rng: random.Random, _world: World) -> Made:
 
 
 def _describe_transaction(rng: random.Random, _world: World) -> Made:
-    owner = rng.choice((None, 1, (1 << 32) + 1))
-    return (
-        Api.DESCRIBE_TRANSACTION,
-        {"transactional_id": _transactional_id(rng), "owner": owner},
-    )
+    value = {
+        "transactional_id": _transactional_id(rng),
+        "owner": rng.choice((None, 1, (1 << 32) + 1)),
+    }
+    if rng.random() < 0.3:
+        value |= {"producer_id": (1 << 62) + rng.randrange(3), "producer_epoch": rng.randrange(3)}
+    return (Api.DESCRIBE_TRANSACTION, value)
 
 
 def _abort_transaction(rng: random.Random, _world: World) -> Made:

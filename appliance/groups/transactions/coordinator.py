@@ -50,6 +50,7 @@ from appliance.groups.transactions.decisions.workers import Workers
 from appliance.groups.transactions.describe import Describer
 from appliance.groups.transactions.ids.ends import (
     BY_OPERATOR,
+    find_end,
     was_idle,
 )
 from appliance.groups.transactions.ids.expiry import IdExpiry
@@ -202,7 +203,10 @@ class TransactionCoordinator:
         entry = self._step.entry(name)
         if owner is not None:
             if owner != entry.row.owner:
-                self._step.refuse_fenced(entry, None)
+                end = None
+                if request.get("producer_id") is not None:
+                    end = find_end(entry.row.ended, *producer_in(request))
+                self._step.refuse_fenced(entry, end if end and end.owner == owner else None)
             self._table.use(entry, self._step.now_ns)
             is_new = self._decider.register(entry)
             if is_new or (self._step.is_unsettled(entry) and was_idle(entry.row.ended)):

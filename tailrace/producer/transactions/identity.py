@@ -136,7 +136,12 @@ class TransactionalIdentity(CoordinatedIdentity[TransactionState]):
             self._accumulator.end_unsent(self._state.aborted_error())
         elif not self.is_asked and self._now_ns() >= self._ask_at_ns:
             state = self._state
-            request = {"transactional_id": state.transactional_id, "owner": state.owner}
+            request = {
+                "transactional_id": state.transactional_id,
+                "owner": state.owner,
+                "producer_id": state.producer_id,
+                "producer_epoch": state.epoch,
+            }
             self.is_asked = self._connection.request(
                 Api.DESCRIBE_TRANSACTION,
                 [encode_json(request)],

@@ -107,7 +107,7 @@ def test_the_second_owner_of_an_id_fences_the_first_and_aborts_what_it_had_open(
         with second.transaction():
             second.send(topics[0], b"kept")
         first.send(topics[0], b"zombie")
-        with pytest.raises(ProducerFencedError):
+        with pytest.raises(ProducerFencedError, match="the transaction was aborted at"):
             first.commit_transaction()
     first.close()
     assert values(appliance, topics[0], 1) == [b"kept"]

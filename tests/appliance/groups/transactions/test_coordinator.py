@@ -217,6 +217,30 @@ def test_a_fenced_owner_learns_that_its_commit_was_made(world: World) -> None:
         world.ask(Api.END_TRANSACTION, **request)
 
 
+def test_a_fenced_owner_that_asks_about_its_transaction_learns_how_it_ended(world: World) -> None:
+    a = Owner(world)
+    a.end()
+    world.settle()
+    a.write()
+    asked: dict[str, Any] = {"transactional_id": a.name, "owner": a.owner}
+    mine = {"producer_id": a.producer_id, "producer_epoch": a.epoch}
+    b = Owner(world, client_id="b")
+    for about, outcome in (
+        (mine, "was aborted at"),
+        ({**mine, "producer_epoch": a.epoch - 1}, "was committed at"),
+        ({"producer_id": b.producer_id, "producer_epoch": b.epoch}, "is not known here"),
+        ({}, "is not known here"),
+    ):
+        with pytest.raises(ProducerFencedError, match=outcome):
+            world.ask(Api.DESCRIBE_TRANSACTION, **asked, **about)
+    b.end()  # the outcome of another owner's transaction is not told
+    other = {"producer_id": b.producer_id, "producer_epoch": b.epoch - 1}
+    with pytest.raises(ProducerFencedError, match="is not known here"):
+        world.ask(Api.DESCRIBE_TRANSACTION, **asked, **other)
+    with pytest.raises(InvalidRequestError):
+        world.ask(Api.DESCRIBE_TRANSACTION, **asked, producer_id="x", producer_epoch=0)
+
+
 def test_two_owners_that_alternate_never_write_under_each_others_epoch(world: World) -> None:
     a = Owner(world)
     for _ in range(5):
