@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from shm.messages.kafka_topic_settings import kafka_value, our_value
+from shm.messages.kafka_topic_settings import FIXED, kafka_value, our_value
 
 OURS = frozenset(
     {
@@ -40,7 +40,7 @@ def to_ours(configs: Mapping[str, str], left_out: Collection[str] = ()) -> Mappe
     for name, value in sorted(configs.items()):
         if name in left_out:
             found.notes.append(f"{name} is left out, as --leave-out says")
-        elif name == "min.insync.replicas" and value == "1":
+        elif FIXED.get(name) == value:
             continue
         elif name not in OURS:
             found.notes.append(f"{name}={value} is not moved")

@@ -8,6 +8,7 @@ import pytest
 
 from netfront.kafka.apis.call import NODE_ID
 from netfront.kafka.wire.errors import KafkaError
+from shm.messages.kafka_topic_settings import FIXED
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.peers.raw_kafka import RawKafka
@@ -71,7 +72,8 @@ def test_a_topic_is_deleted_by_id(appliance: EmbeddedAppliance, gateway: str) ->
         ({"replication_factor": 3}, KafkaError.INVALID_REPLICATION_FACTOR, "one broker"),
         ({"num_partitions": 0}, KafkaError.INVALID_PARTITIONS, "1 or more"),
         ({"configs": {"no.such": "1"}}, KafkaError.INVALID_CONFIG, "no.such"),
-        ({"configs": {"min.insync.replicas": "2"}}, KafkaError.INVALID_CONFIG, "no replicas"),
+        ({"configs": {"min.insync.replicas": "2"}}, KafkaError.INVALID_CONFIG, "or use '1'"),
+        ({"configs": {"flush.ms": "50"}}, KafkaError.INVALID_CONFIG, "flush.ms is '50'"),
         ({"configs": {"cleanup.policy": "shred"}}, KafkaError.INVALID_CONFIG, "shred"),
         ({"configs": {"retention.ms": "long"}}, KafkaError.INVALID_CONFIG, "long"),
         (
@@ -108,6 +110,38 @@ def test_kafkas_values_become_ours(appliance: EmbeddedAppliance, gateway: str) -
         assert entry["error_code"] == 0
     found = settings_of(appliance, "mapped")
     assert (found["cleanup.policy"], found["compression.type"]) == ("compact,delete", "none")
+
+
+def test_settings_of_kafka_that_cannot_be_chosen_are_taken_with_the_value_that_holds(
+    gateway: str,
+) -> None:
+    with RawKafka(gateway) as client:
+        (entry,) = create(client, new_topic("fixed", configs=FIXED))
+        assert entry["error_code"] == 0
+        resource = {
+            "resource_type": TOPIC,
+            "resource_name": "fixed",
+            "configuration_keys": [*FIXED],
+        }
+        asked = {"resources": [resource], "include_synonyms": False, "include_documentation": False}
+        (found,) = client.ask(DESCRIBE_CONFIGS, 4, asked)["results"]
+        assert {each["name"]: each["value"] for each in found["configs"]} == FIXED
+        given = [
+            {"name": name, "config_operation": operation, "value": value}
+            for name, operation, value in (
+                ("unclean.leader.election.enable", 0, "false"), ("flush.ms", 1, None),
+            )
+        ]  # fmt: skip
+        change = {"resource_type": TOPIC, "resource_name": "fixed", "configs": given}
+        (changed,) = client.ask(INCREMENTAL, 1, {"resources": [change], "validate_only": False})[
+            "responses"
+        ]
+        assert changed["error_code"] == 0
+        change["configs"] = [{**given[0], "value": "true"}]
+        (refused,) = client.ask(INCREMENTAL, 1, {"resources": [change], "validate_only": False})[
+            "responses"
+        ]
+        assert refused["error_code"] == KafkaError.INVALID_CONFIG
 
 
 def test_partitions_are_added(appliance: EmbeddedAppliance, gateway: str) -> None:

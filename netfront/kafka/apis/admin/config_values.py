@@ -9,14 +9,19 @@ from collections.abc import Iterable
 from typing import Any
 
 from netfront.kafka.wire.errors import KafkaError
-from shm.messages.kafka_topic_settings import KAFKA_NEVER_MS, NEVER_MS, our_value
+from shm.messages.kafka_topic_settings import FIXED, KAFKA_NEVER_MS, NEVER_MS, our_value
 from shm.messages.lane_messages import Assignment
 
 DEFAULT_SOURCE, TOPIC_SOURCE, DYNAMIC_BROKER_SOURCE, STATIC_BROKER_SOURCE = 5, 1, 2, 4
 BOOLEAN, STRING, LONG, DOUBLE = 1, 2, 5, 6
 POLICY = "cleanup.policy"
 POLICIES = {"compact": "compact", "delete": "delete", "compact,delete": "compact,delete"}
-NO_REPLICAS = "min.insync.replicas"
+
+_FIXED_VALUES: dict[str, Any] = {
+    name: value == "true" if value in ("true", "false") else int(value) if value else ""
+    for name, value in FIXED.items()
+}
+"""FIXED with values of their types."""
 
 
 class ConfigError(Exception):
@@ -31,9 +36,12 @@ def ours_of(configs: dict[str, str | None]) -> dict[str, str | None]:
     """Our settings for Kafka's. None: the default. Raises ConfigError."""
     found: dict[str, str | None] = {}
     for name, value in configs.items():
-        if name == NO_REPLICAS:
-            if value not in (None, "1"):
-                raise ConfigError(f"{name} is {value}; there are no replicas: use 1")
+        if name in FIXED:
+            if value not in (None, FIXED[name]):
+                raise ConfigError(
+                    f"{name} is {value!r}; it cannot be chosen here: leave it out, or use "
+                    f"{FIXED[name]!r}"
+                )
             continue
         if name == POLICY and value is not None:
             policy_of(value.split(","))
@@ -71,7 +79,7 @@ def described_topic(route: Assignment, keys: set[str] | None) -> list[dict[str, 
         described(
             name, value, TOPIC_SOURCE if name in route.given else DEFAULT_SOURCE, read_only=False
         )
-        for name, value in sorted({**route.settings, NO_REPLICAS: 1}.items())
+        for name, value in sorted({**route.settings, **_FIXED_VALUES}.items())
         if keys is None or name in keys
     ]
 
