@@ -9,7 +9,8 @@ Owner: the console's process. Safe in any thread.
 
 Invariants:
 - A session is known by the hash of its random id, lasts SESSION_S, and there are at most
-  SESSIONS_MAX.
+  SESSIONS_MAX, and SESSIONS_OF_USER_MAX of a user: the oldest ends, so that nobody ends those of
+  others by logging in.
 - A user's session ends within RECHECK_S of the loss of its user's right, or of its password.
 - At most FAILURES_MAX wrong tokens within FAILURES_S are looked at; the right one always is.
 
@@ -34,6 +35,7 @@ from appliance.observe.console.access.user_logins import UserLogins, has_passwor
 COOKIE = "tailrace_session"
 SESSION_S = 12 * 3600
 SESSIONS_MAX = 1_000
+SESSIONS_OF_USER_MAX = 50
 RECHECK_S = 1.0
 FAILURES_MAX = 10
 FAILURES_S = 60
@@ -139,7 +141,10 @@ class Logins:
                 return refusal
         number = secrets.token_urlsafe(32)
         with self._lock:
-            while len(self._sessions) >= SESSIONS_MAX:
+            of_user = [key for key, one in self._sessions.items() if one.user == session.user]
+            if len(of_user) >= SESSIONS_OF_USER_MAX:
+                del self._sessions[of_user[0]]
+            elif len(self._sessions) >= SESSIONS_MAX:
                 del self._sessions[next(iter(self._sessions))]
             self._sessions[_hash(number)] = session
         cookie = f"{COOKIE}={number}; HttpOnly; SameSite=Strict; Path=/; Max-Age={SESSION_S}"

@@ -13,7 +13,7 @@ from appliance.observe.console.access.logins import (
     FAILURES_MAX,
     FAILURES_S,
     SESSION_S,
-    SESSIONS_MAX,
+    SESSIONS_OF_USER_MAX,
     Logins,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance
@@ -76,9 +76,10 @@ def test_wrong_tokens_are_limited_and_the_right_one_is_not() -> None:
 def test_sessions_are_bounded_and_an_unreadable_token_lets_nobody_in() -> None:
     logins = Logins(lambda: TOKEN, Clock())
     first = cookie(logins.login(bearer(TOKEN)))
-    for _ in range(SESSIONS_MAX):
+    for _ in range(SESSIONS_OF_USER_MAX):
         logins.login(bearer(TOKEN))
     assert logins.refuse(first) is not None
+    assert len(logins._sessions) == SESSIONS_OF_USER_MAX
 
     def unreadable() -> str:
         raise OSError

@@ -12,7 +12,12 @@ from typing import Any
 import pytest
 
 from appliance.observe.console.access.guard import Refusal
-from appliance.observe.console.access.logins import RECHECK_S, Logins
+from appliance.observe.console.access.logins import (
+    RECHECK_S,
+    SESSIONS_MAX,
+    SESSIONS_OF_USER_MAX,
+    Logins,
+)
 from appliance.observe.console.access.user_logins import (
     FAILURES_MAX,
     FAILURES_S,
@@ -104,6 +109,27 @@ def test_a_session_ends_with_the_right_or_the_password_of_its_user() -> None:
     bench.clock.now_s += RECHECK_S
     assert bench.logins.refuse(session) is None
     assert not bench.logins.may_change(with_token(session, token))
+
+
+def test_a_user_who_logs_in_for_ever_ends_its_own_sessions_alone() -> None:
+    bench = Bench()
+    root, _ = bench.session("root", "r")
+    first, _ = bench.session("reader", "p")
+    for _ in range(SESSIONS_OF_USER_MAX):
+        newest, _ = bench.session("reader", "p")
+    assert bench.logins.refuse(root) is None
+    assert bench.logins.refuse(first) is not None
+    assert bench.logins.refuse(newest) is None
+
+
+def test_sessions_of_all_users_are_bounded() -> None:
+    bench = Bench()
+    first, _ = bench.session("root", "r")
+    for number in range(SESSIONS_MAX):
+        bench.users[f"u{number}"] = ConsoleUser("p", True, False)
+        bench.session(f"u{number}", "p")
+    assert bench.logins.refuse(first) is not None
+    assert len(bench.logins._sessions) == SESSIONS_MAX
 
 
 def test_who_is_not_let_in_is_told_alike_and_after_a_check() -> None:
