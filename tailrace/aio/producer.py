@@ -15,8 +15,9 @@ Invariants: those of `tailrace.producer.producer`, and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from types import TracebackType
@@ -163,21 +164,26 @@ class AsyncProducer(LoopSender, AsyncClient, RenamedProducerMethods):
         loop_connection.enter()
         self._send_in(loop_connection.loop)
         self.send_count += 1
-        is_gated = bool(self._gates) and topic in self._gates
-        if is_gated or not self.send_count % YIELD_AFTER_SENDS:
-            # Each YIELD_AFTER_SENDS-th lets the loop's other tasks run before it.
-            now_ns = loop_connection.connection.now_ns()
-            return AsyncRecordFuture(
-                await self._in_order(
-                    topic, producer.send_in_order(begin, now_ns, pauses=not is_gated)
-                ),
-                loop_connection,
-            )
+        now_ns = loop_connection.connection.now_ns
+        if bool(self._gates) and topic in self._gates:
+            future = await self._in_order(topic, producer.send_in_order(begin, now_ns()))
+            return AsyncRecordFuture(future, loop_connection)
+        if isinstance(topic, str) and not self.send_count % YIELD_AFTER_SENDS:
+            # The loop's other tasks run before it. Steps for it would cost as much as 200 records.
+            _open_producers.add(producer)
+            start_ns = now_ns()
+            async with self._gated(topic):
+                await asyncio.sleep(0)
+                loop_connection.enter()
+                begun = begin()
+                if isinstance(begun, Outgoing):
+                    begun = await self._run(producer.send_when_possible(begun, start_ns))
+                else:
+                    loop_connection.after_send()
+            return AsyncRecordFuture(begun, loop_connection)
         begun = begin()
         if isinstance(begun, Outgoing):
-            begun = await self._in_order(
-                topic, producer.send_when_possible(begun, loop_connection.connection.now_ns())
-            )
+            begun = await self._in_order(topic, producer.send_when_possible(begun, now_ns()))
         else:
             loop_connection.after_send()
         return AsyncRecordFuture(begun, loop_connection)
@@ -187,6 +193,15 @@ class AsyncProducer(LoopSender, AsyncClient, RenamedProducerMethods):
         _open_producers.add(self._producer)
         if not isinstance(topic, str):
             return await self._run(steps)  # raises the error of a topic that is no text
+        try:
+            async with self._gated(topic):
+                return await self._run(steps)
+        finally:
+            steps.close()
+
+    @contextlib.asynccontextmanager
+    async def _gated(self, topic: str) -> AsyncIterator[None]:
+        """The time of one send to a topic, behind those that came before."""
         gate = self._gates.get(topic)
         if gate is None:
             gate = self._gates[topic] = SendGate()
@@ -194,11 +209,10 @@ class AsyncProducer(LoopSender, AsyncClient, RenamedProducerMethods):
         try:
             await gate.acquire()
             try:
-                return await self._run(steps)
+                yield
             finally:
                 gate.release()
         finally:
-            steps.close()
             gate.user_count -= 1
             if not gate.user_count:
                 del self._gates[topic]

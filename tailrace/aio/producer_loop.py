@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from tailrace.aio.event_loop import LoopConnection, is_running_here
-from tailrace.client.connections.steps import PAUSE, Steps
+from tailrace.client.connections.steps import Steps
 from tailrace.core.errors import TailraceError
 from tailrace.core.records import RecordMetadata
 from tailrace.kernel import fast_send
@@ -47,11 +47,9 @@ class LoopProducer(Producer):
         return self._begin_send(*args, **kwargs)
 
     def send_in_order(
-        self, begin: Callable[[], RecordFuture | Outgoing], start_ns: int, *, pauses: bool
+        self, begin: Callable[[], RecordFuture | Outgoing], start_ns: int
     ) -> Steps[RecordFuture]:
-        """A whole `send`. `pauses`: the loop's other tasks run first."""
-        if pauses:
-            yield PAUSE
+        """A whole `send`."""
         begun = begin()
         return (
             (yield from self._finish_send(begun, start_ns))
