@@ -45,7 +45,7 @@ def fill(running: EmbeddedAppliance) -> None:
     """Send the records."""
     dice = np.random.default_rng(1)
     with Admin(running.address) as admin:
-        admin.create_topics([NewTopic(TOPIC)])
+        admin.create_topics([NewTopic(TOPIC, 1, {"retention.ms": -1})])  # times of 2001
     with Producer(running.address) as producer:
         for begin in range(0, RECORDS, FRAME_ROWS):
             rows = min(FRAME_ROWS, RECORDS - begin)
