@@ -44,9 +44,10 @@ def move_target(
         )
     if target == placement.dir_index(row):
         raise InvalidRequestError(f"{topic.name}-{row.partition} is in {paths[target]} already")
-    if topic.given.get("worker.dedicated"):
+    if not placement.has_room_in(topic, target):
         raise InvalidRequestError(
-            f"topic {topic.name!r} has worker.dedicated: its partitions cannot move. {_INSTEAD}"
+            f"topic {topic.name!r} has worker.dedicated, and {paths[target]} can have no other "
+            "worker now: raise dedicated_workers in the configuration, and restart"
         )
     if delay_log_of(topic, topics) is not None:
         raise InvalidRequestError(

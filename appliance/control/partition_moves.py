@@ -288,11 +288,14 @@ class PartitionMoves:
     def _switch(self, each: _Move, topic: Topic) -> int:
         """Decide the move."""
         crash_point("move.before_decision")
+        if not self._publisher.placement.has_room_in(topic, each.target):
+            return self._stay(each, topic, "no dedicated worker is free; raise dedicated_workers")
         number = self._publisher.placement.dir_number(each.target)
         try:
             decided = self._moved.move(topic, each.partition, number)
         except (TailraceError, CatalogFullError) as error:
             return self._stay(each, topic, str(error))
+        self._publisher.placement.assign(decided)
         departing, until_ns = self._publisher.departing[each.key], each.until_ns
         self._publisher.departing[each.key] = ARRIVING
         each.state, each.until_ns = "arriving", self._now_ns + ARRIVAL_MAX_NS
@@ -306,6 +309,7 @@ class PartitionMoves:
             )  # fmt: skip
 
         def not_decided(_error: TailraceError) -> None:
+            self._publisher.placement.release_place(decided.partitions[each.partition])
             each.state, each.until_ns = "closing", until_ns
             self._publisher.departing[each.key] = departing
 
@@ -407,6 +411,7 @@ class PartitionMoves:
         crash_point("move.before_going_back")
         left, place = topic.partitions[each.partition], each.former
         try:
+            self._publisher.placement.assign(topic._replace(partitions=(place,)))
             decided = self._moved.go_back(topic, each.partition, place)
         except TailraceError:
             return 0  # the catalog's disk is full, or failing: it is tried again
@@ -484,6 +489,8 @@ class PartitionMoves:
             return  # it is tried again
         self._publisher.departing.pop(each.key, None)
         self._moves.pop(each.key, None)
+        if each.state == "left":
+            self._publisher.placement.release_place(each.former)
         if each.state != "closing":
             logger.info(
                 "partition_moved topic=%s partition=%d", each.name, each.partition

@@ -3,8 +3,9 @@
 Owner: the controller writes DEDICATED_TO and DEDICATED_DIR of the spare workers' slots. The
 supervisor starts workers by them. Flushers find the rings to follow there.
 Invariants:
-- A partition keeps its worker as long as the appliance runs: the transaction coordinator forgets a
-  decision that every worker has carried out, and no partition with an open log comes to one later.
+- A partition in its place keeps its worker as long as the appliance runs: the transaction
+  coordinator forgets a decision that every worker has carried out. One that moves has a worker in
+  either place, until the former one is not needed (docs/adr/0059).
 - A spare worker serves one data directory in a run, for that directory's flusher follows its ring.
 Crash: the words outlive the controller. After a restart of the supervisor every partition is given
 a worker again.
@@ -37,6 +38,14 @@ class DedicatedWorkers:
     def data_dir_of(self, worker: int) -> int:
         """The index of a worker's data directory; -1 before the first."""
         return self._spares[worker].load(ProcessWord.DEDICATED_DIR) - 1
+
+    def has_room_in(self, data_dir: int) -> bool:
+        """True if one more partition of a data directory can have a worker."""
+        return any(
+            not slot.load(ProcessWord.DEDICATED_TO)
+            and slot.load(ProcessWord.DEDICATED_DIR) in (0, data_dir + 1)
+            for slot in self._spares.values()
+        )
 
     def check_room(self, count: int) -> None:
         """Raise InvalidSettingError unless `count` more partitions can have a worker."""

@@ -83,6 +83,26 @@ class PartitionPlacement:
                 self._dedicated.assign(row.slot, self.dir_index(row))
             self._supervisor_bell.ring()
 
+    def has_room_in(self, topic: Topic, data_dir: int) -> bool:
+        """False if a partition of a topic with worker.dedicated cannot have a worker in a data
+        directory.
+        """
+        return not topic.given.get("worker.dedicated") or self._dedicated.has_room_in(data_dir)
+
+    def former_worker_of(self, topic: Topic, row: PartitionRow) -> int:
+        """The worker of a partition's former place. After a restart of the appliance that is a
+        common one, for the former files alone.
+        """
+        dedicated = self._dedicated.worker_of(row.slot)
+        if dedicated is not None:
+            return dedicated
+        return self.worker_of(topic._replace(given={}, delay_of=b""), row)
+
+    def release_place(self, row: PartitionRow) -> None:
+        """Free the dedicated worker of a place that a partition has left."""
+        self._dedicated.release(row.slot)
+        self._supervisor_bell.ring()
+
     def lacks_memory(self, topic: Topic) -> bool:
         """True if a dedicated worker of a topic cannot be started for lack of shared memory."""
         is_dedicated = topic.given.get("worker.dedicated") and topic.state != "deleting"
@@ -101,8 +121,14 @@ class PartitionPlacement:
         at the start of the appliance. `connected`: workers that have a lane.
         """
         return any(
-            self.worker_of(topic, row) not in connected
+            topic.state == "active" and self.awaits_workers_of(topic, connected)
             for topic in self._topics.values()
-            if topic.state == "active" and topic.given.get("worker.dedicated")
-            for row in topic.partitions
+        )
+
+    def awaits_workers_of(self, topic: Topic, connected: Container[int]) -> bool:
+        """True if a dedicated worker of a topic has no lane yet. A front that knew of it would open
+        a ring that is not there.
+        """
+        return bool(topic.given.get("worker.dedicated")) and any(
+            self.worker_of(topic, row) not in connected for row in topic.partitions
         )

@@ -147,6 +147,10 @@ class MetadataPublisher:
                 count += 1
         return count
 
+    def awaits_workers_of(self, topic: Topic) -> bool:
+        """True if a dedicated worker of a topic is not started yet: no reader may know of it."""
+        return self.placement.awaits_workers_of(topic, self._connected)
+
     def _pace(self, out: LaneSender) -> None:
         if out.role is Role.WORKER:
             out.is_applied = self._is_applied
@@ -260,7 +264,7 @@ class MetadataPublisher:
         transactions that were open there from being forgotten (docs/adr/0059).
         """
         for topic, former in self.former_places():
-            worker = self._former_worker(topic, former)
+            worker = self.placement.former_worker_of(topic, former)
             if worker != out.index:
                 continue
             data_dir = self.placement.dir_index(former)
@@ -271,9 +275,6 @@ class MetadataPublisher:
                         undeleted=False, departing="moved", move="",
                     )  # fmt: skip
                     out.put(LaneKind.ASSIGN, closed, flags=REPLAY)
-
-    def _former_worker(self, topic: Topic, former: PartitionRow) -> int:
-        return self.placement.worker_of(topic._replace(given={}, delay_of=b""), former)
 
     def _feed_going(self, out: LaneSender, going: list[Topic]) -> None:
         """Feed the topics that are on their way to the bin. Worker and flusher open them, to
@@ -334,7 +335,7 @@ class MetadataPublisher:
         """Queue the end of a partition in its former place for its worker there, which passes it on
         to the flusher: it removes the files.
         """
-        worker = self._former_worker(topic, row)
+        worker = self.placement.former_worker_of(topic, row)
         dropped = Assignment(
             topic=topic.name, topic_id=topic.topic_id, partition=row.partition, partition_count=0,
             slot=row.slot, version=topic.version, worker=worker, front=0,

@@ -66,8 +66,10 @@ class Completion:
         """
         if self._is_gone(topic):
             return True
-        places = self._topics[topic.name].partitions[: len(topic.partitions)]
-        for row in places:  # one may have moved since
+        known = self._topics[topic.name]  # a partition may have moved since the decision
+        if known.state != "deleting" and self._publisher.awaits_workers_of(known):
+            return False  # a flusher that was fed shows the version before that
+        for row in known.partitions[: len(topic.partitions)]:
             state = self._publisher.table(row).read(row.slot)
             if state.applied_version < topic.version or state.topic_id != topic.topic_id:
                 return False

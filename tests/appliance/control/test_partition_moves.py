@@ -43,7 +43,10 @@ class Arrived:
         self.show(PRESENT.slot, end=10, stable=4, shown=shown)
         publisher: Any = SimpleNamespace(
             placement=SimpleNamespace(
-                known_dir_index=lambda row: row.data_dir, dir_index=lambda row: row.data_dir
+                known_dir_index=lambda row: row.data_dir,
+                dir_index=lambda row: row.data_dir,
+                assign=lambda _: None,
+                release_place=lambda _: None,
             ),
             table=lambda _: self.table,
             have_readers_caught_up=lambda: True,

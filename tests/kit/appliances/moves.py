@@ -27,9 +27,12 @@ def directories(tmp_path: pathlib.Path) -> str:
     return f"{tmp_path}/data,{tmp_path}/second"
 
 
-def create(appliance: Addressed, name: str = "orders", partitions: int = 1) -> None:
+def create(
+    appliance: Addressed, name: str = "orders", partitions: int = 1, **configs: object
+) -> None:
+    given = {key.replace("_", "."): value for key, value in configs.items()}
     with Admin(appliance.address) as admin:
-        admin.create_topics([NewTopic(name, partitions, {"segment.bytes": SEGMENT_BYTES})])
+        admin.create_topics([NewTopic(name, partitions, {"segment.bytes": SEGMENT_BYTES, **given})])
 
 
 def produce(appliance: Addressed, values: range, size: int = 1_000) -> None:

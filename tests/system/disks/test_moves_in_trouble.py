@@ -210,7 +210,7 @@ def test_partitions_that_cannot_move_are_named_and_a_drain_moves_the_others(
         assert "orders" not in text
         assert not list((tmp_path / "data").glob("moving/*")), "they are refused before a copy"
         assert "delayed records" in text
-        assert "worker.dedicated" in text
+        assert "own" not in text
 
 
 @pytest.mark.root

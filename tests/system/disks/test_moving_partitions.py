@@ -110,6 +110,51 @@ def test_a_partition_moves_while_it_is_written_and_read(
     assert run(None, "log", "verify", str(tmp_path / "data"), status=None).returncode == 0
 
 
+@pytest.mark.slow_because("the former files are kept for 5 s, twice")
+def test_a_partition_with_a_worker_of_its_own_gets_one_in_its_new_place(
+    tmp_path: pathlib.Path,
+) -> None:
+    running = start(tmp_path / "data", data_dirs=directories(tmp_path), dedicated_workers=2)
+    try:
+        create(running, worker_dedicated=True)
+        produce(running, range(1_500))
+        with Producer(
+            running.address, transactional_id="t", transaction_timeout_ms=60_000
+        ) as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.send("orders", b"1500", partition=0).result(HANG_LIMIT_S)
+            move(running, tmp_path / "second")
+            workers = {name for name in children(running) if "worker" in name}
+            assert len(workers) == 4, "two common ones, two of this partition"
+            producer.send("orders", b"1501", partition=0).result(HANG_LIMIT_S)
+            producer.commit_transaction()
+        wait_until(lambda: numbers(running) == list(range(1_502)), "it is committed")
+        await_removal(tmp_path / "data" / "orders-0")
+        wait_until(
+            lambda: sum("worker" in name for name in children(running)) == 3,
+            "the former worker has ended",
+        )
+        move(running, tmp_path / "data")  # with the worker that this directory had
+        produce(running, range(1_502, 1_600))
+        assert numbers(running) == list(range(1_600))
+        await_removal(tmp_path / "second" / "orders-0")
+    finally:
+        assert running.stop() == 0
+
+
+def test_a_partition_that_can_have_no_worker_of_its_own_there_is_refused(
+    tmp_path: pathlib.Path,
+) -> None:
+    running = start(tmp_path / "data", data_dirs=directories(tmp_path), dedicated_workers=1)
+    try:
+        create(running, worker_dedicated=True)
+        assert "raise dedicated_workers" in move(running, tmp_path / "second", status=1)
+        assert where(running) == "data"
+    finally:
+        assert running.stop() == 0
+
+
 def test_transactions_go_on_over_a_move_and_a_kill_of_both_workers(
     appliance: EmbeddedAppliance, tmp_path: pathlib.Path
 ) -> None:

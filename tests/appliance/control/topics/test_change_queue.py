@@ -95,6 +95,11 @@ class World:
     def publish_to_readers(self, topic: Topic) -> None:
         self.shown.append(topic.name)
 
+    awaits_worker = False
+
+    def awaits_workers_of(self, _topic: Topic) -> bool:
+        return self.awaits_worker
+
     def __getattr__(self, name: str) -> Any:
         if name == "placement":
             return self
@@ -431,3 +436,18 @@ def test_who_is_shown_a_topic_knows_its_delay_log_already(tmp_path: pathlib.Path
     assert world.change(Api.ALTER_TOPICS, {"name": "orders", "partitions": 2})["code"] == 0
     assert world.shown == ["orders@delay", "orders"]
     assert {topic.state for topic in world.topics.values()} == {"active"}
+
+
+def test_no_reader_is_shown_a_topic_whose_own_worker_is_not_started(tmp_path: pathlib.Path) -> None:
+    """A flusher that is fed after a start shows the version before the worker's ring is there, and
+    a front would end at it.
+    """
+    world = World(tmp_path)
+    world.awaits_worker = True
+    world.ask(["own"])
+    world.changes.step(0)
+    world.changes.step(0)
+    assert not world.shown
+    world.awaits_worker = False
+    world.changes.step(0)
+    assert world.shown == ["own"]
