@@ -12,6 +12,8 @@ Invariants:
 - A producer's requests are its user's.
 - An offset that was refused is not in `offsets`.
 - At most PRODUCERS_MAX transactional ids are known here. Those without a transaction go first.
+- Every one that has offsets is in `_pending`, so a consumer's question costs what they are, not
+  what the known ids are. Some there have none any more, until the next question.
 - Once `knows_left` is set, the offsets of every open transaction are pending, whoever asks first
   behind a restart: its producer or another consumer.
 
@@ -239,6 +241,8 @@ class TransactionalProducers:
         self._known: OrderedDict[str, TransactionalProducer] = OrderedDict()
         self._left: dict[str, TransactionalProducer] = {}
         """Those with offsets of an earlier process, of which nothing was heard since."""
+        self._pending: dict[str, TransactionalProducer] = {}
+        """Those of `_known` that have offsets, or had some at the last question."""
         self.knows_left = False
 
     def get(self, transactional_id: str) -> TransactionalProducer | None:
@@ -251,14 +255,23 @@ class TransactionalProducers:
     def put(self, transactional_id: str, producer: TransactionalProducer) -> None:
         """Remember the owner of an id."""
         self._left.pop(transactional_id, None)
+        self._pending.pop(transactional_id, None)
         self._known[transactional_id] = producer
         self._known.move_to_end(transactional_id)
+        self.note_offsets(transactional_id)
         if len(self._known) > PRODUCERS_MAX:
             idle = next(
                 (name for name, one in self._known.items() if not one.is_busy),
                 next(iter(self._known)),
             )
             del self._known[idle]
+            self._pending.pop(idle, None)
+
+    def note_offsets(self, transactional_id: str) -> None:
+        """Note that an id may have got offsets."""
+        found = self._known.get(transactional_id)
+        if found is not None and found.offsets:
+            self._pending[transactional_id] = found
 
     def leave(self, transactional_id: str, producer: TransactionalProducer) -> None:
         """Note the offsets that an earlier process has left."""
@@ -281,7 +294,9 @@ class TransactionalProducers:
     def pending_offsets(self, group: str, now_ns: int) -> set[tuple[str, int]]:
         """The (topic, partition)s of a group whose offsets wait for a transaction's end."""
         found: set[tuple[str, int]] = set()
-        for producer in (*self._known.values(), *self._left.values()):
+        for producer in (*self._pending.values(), *self._left.values()):
             producer.drop_late_offsets(now_ns)
             found |= producer.offsets.places(group)
+        for name in [name for name, producer in self._pending.items() if not producer.offsets]:
+            del self._pending[name]
         return found

@@ -38,6 +38,7 @@ def test_offsets_are_pending_until_their_time_and_then_the_transaction_is_incomp
     one = TransactionalProducer(1, 0, 1, timeout_ms=10)
     producers.put("one", one)
     one.offsets.keep("g", Committer("", -1, False), ("t", 0), ["t", 0, 5])
+    producers.note_offsets("one")
     one.offsets_until_ns = 10 * MS
     assert producers.pending_offsets("g", 10 * MS - 1) == {("t", 0)}
     found = [one.is_incomplete]
@@ -45,6 +46,33 @@ def test_offsets_are_pending_until_their_time_and_then_the_transaction_is_incomp
     found.append(one.is_incomplete)
     one.begin(1, 1)
     assert [*found, one.is_incomplete] == [False, True, False]
+
+
+def test_a_question_for_pending_offsets_looks_at_the_producers_that_have_some_alone() -> None:
+    producers, asked = TransactionalProducers(), []
+
+    class Noted(TransactionalProducer):
+        def drop_late_offsets(self, now_ns: int) -> None:
+            asked.append(self.producer_id)
+            super().drop_late_offsets(now_ns)
+
+    def put(name: str, producer_id: int) -> Noted:
+        one = Noted(producer_id, 0, 1, timeout_ms=10)
+        one.offsets_until_ns = 10 * MS
+        producers.put(name, one)
+        return one
+
+    made = [put(f"id-{number}", number) for number in range(100)]
+    for one in made[40:42]:
+        one.offsets.keep("g", Committer("", -1, False), ("t", one.producer_id), [])
+        producers.note_offsets(f"id-{one.producer_id}")
+    producers.note_offsets("id-7")  # it has none
+    assert producers.pending_offsets("g", 0) == {("t", 40), ("t", 41)}
+    made[40].begin(40, 1)
+    put("id-41", 41)  # another owner
+    assert producers.pending_offsets("g", 0) == set()
+    assert producers.pending_offsets("g", 0) == set()
+    assert asked == [40, 41, 40]
 
 
 def test_offsets_that_an_earlier_process_has_left_are_pending_until_their_owner_is_known() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from netfront.kafka.apis.call import Call
 from netfront.kafka.apis.groups.classic_groups import commit_error, has_members, is_possible_member
 from netfront.kafka.apis.groups.group_offsets import is_of_deleted_topic
+from netfront.kafka.apis.shared_state import producers_of
 from netfront.kafka.apis.transactions.end import MS
 from netfront.kafka.apis.transactions.owner import aborted_error, fenced, producer_or_error
 from netfront.kafka.exchange.waiter import Steps
@@ -90,6 +91,7 @@ def _stage(call: Call, producer: TransactionalProducer, offsets: TransactionOffs
         if not producer.offsets:
             producer.offsets_until_ns = call.services.now_ns + producer.timeout_ms * MS
         producer.offsets = offsets
+        producers_of(call.services).note_offsets(call.request["transactional_id"])
     return coordinator_error(answer.code)
 
 
