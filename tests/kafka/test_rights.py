@@ -59,6 +59,8 @@ RULE = {
 }  # fmt: skip
 CONFIG = {"name": "retention.ms", "value": "1000", "config_operation": 0}
 READ_GROUP, READ_TOPIC = "read group g", "read topic orders"
+SHARE_START = {"group_id": "s", "topics": [
+    {"topic_name": ORDERS, "partitions": [{"partition_index": 0, "start_offset": 0}]}]}  # fmt: skip
 CASES = [
     Case(0, 9, {"transactional_id": None, "acks": -1, "timeout_ms": 1000, "topic_data": [
         {"name": ORDERS, "partition_data": [{"index": 0, "records": None}]}]},
@@ -126,10 +128,9 @@ CASES = [
     Case(90, 0, {"groups": [{"group_id": "s", "topics": [
         {"topic_name": ORDERS, "partitions": [0]}]}]},
         ("describe group s", "describe topic orders"), GROUP),
-    Case(91, 0, {"group_id": "s", "topics": [{"topic_name": ORDERS, "partitions": [
-        {"partition_index": 0, "start_offset": 0}]}]}, ("read group s", READ_TOPIC), GROUP),
+    Case(91, 0, SHARE_START, ("read group s", READ_TOPIC), GROUP),
     Case(92, 0, {"group_id": "s", "topics": [{"topic_name": ORDERS}]},
-        ("delete group s", "read group s"), GROUP),
+        ("delete group s", "read group s", READ_TOPIC), GROUP),
     Case(29, 3, RULE, ("describe cluster",), CLUSTER),
     Case(30, 3, {"creations": [{"resource_type": 2, "resource_name": "x", "host": "*",
         "resource_pattern_type": 3, "principal": "User:x", "operation": 3, "permission_type": 3}]},
@@ -215,6 +216,8 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Users]:
                     if at != left_out
                 ]
         found.admin.add_acls(rules)
+        with connect(found, "root") as client:  # the share group of cases is there
+            client.ask(91, 0, SHARE_START)
         yield found
 
 

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 
 from netfront.kafka.wire.errors import KafkaError
-from tailrace import Admin, NewTopic, Producer
+from tailrace import Admin, NewTopic, Producer, TopicPartition
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.appliances.topics import read_all
 from tests.kit.peers.raw_kafka import RawKafka, kill_gateway
-from tests.kit.processes import wait_until
+from tests.kit.processes import kill_and_wait_for_successor, wait_until
 
 HEARTBEAT, FETCH, ACKNOWLEDGE = 76, 78, 79
 ACCEPT, RELEASE = 1, 2
@@ -179,6 +179,49 @@ def test_sessions_and_acknowledgements_that_do_not_fit_are_refused(
             assert found["error_code"] == KafkaError.INVALID_REQUEST
         sharer.epoch = -1
         assert sharer.beat()["error_code"] == 0
+
+
+def alter_start(client: RawKafka, group: str, topic: str, offset: int) -> tuple[int, list[int]]:
+    """The error of AlterShareGroupOffsets, and those of its partitions."""
+    partitions = [{"partition_index": 0, "start_offset": offset}]
+    topics = [{"topic_name": topic, "partitions": partitions}]
+    found = client.ask(91, 0, {"group_id": group, "topics": topics})
+    return found["error_code"], [
+        part["error_code"] for each in found["responses"] for part in each["partitions"]
+    ]
+
+
+def test_a_group_begins_where_it_was_put_before_it_had_members(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    topic_id = make(appliance, "shared-start")
+    send(appliance, "shared-start", b"a", b"b", b"c")
+    with RawKafka(gateway) as client, Admin(appliance.address) as admin:
+        unknown = [KafkaError.UNKNOWN_TOPIC_OR_PARTITION]
+        assert alter_start(client, "put", "no-such-topic", 0) == (0, unknown)
+        assert "put" not in admin.list_groups()
+        assert alter_start(client, "put", "shared-start", 99) == (0, [1])
+        assert "put" not in admin.list_groups()
+        assert alter_start(client, "put", "shared-start", 1) == (0, [0])
+        kill_and_wait_for_successor(appliance, "tr-groups-0")
+        assert admin.list_groups()["put"]["kind"] == "share"
+        sharer = Sharer(client, "put", "shared-start", topic_id)
+        entry = sharer.fetch(max_wait_ms=60_000)
+        assert acquired(entry)[0][0] == 1
+        error, _ = alter_start(client, "put", "shared-start", 0)
+        assert error == KafkaError.NON_EMPTY_GROUP
+
+
+def test_a_consumer_group_is_not_made_a_share_group(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    make(appliance, "not-shared")
+    send(appliance, "not-shared", b"a")
+    with RawKafka(gateway) as client, Admin(appliance.address) as admin:
+        admin.alter_group_offsets("eaters", {TopicPartition("not-shared", 0): 1})
+        error, _ = alter_start(client, "eaters", "not-shared", 0)
+        assert error == KafkaError.INVALID_GROUP_ID
+        assert admin.list_groups()["eaters"]["kind"] == "consumer"
 
 
 def test_partitions_that_do_not_exist_are_named_in_the_answer(

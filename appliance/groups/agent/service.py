@@ -236,10 +236,26 @@ class GroupService:
                 if api == Api.COMMIT_OFFSETS:
                     raise no_offsets(name)
                 self._share.handle(requester, api, request, now_ns)
+            elif api == Api.ALTER_GROUP_OFFSETS and request.get("kind") == SHARE:
+                self._begin_share_group(requester, name, request, now_ns)
             else:
                 self._outgoing.answer(requester, name, self._of_consumer_group(api, name, request))
         else:
             raise InvalidRequestError(f"API {api} is not served by the group coordinator")
+
+    def _begin_share_group(
+        self, requester: Requester, name: str, request: dict[str, Any], now_ns: int
+    ) -> None:
+        """Set start offsets of a share group that does not exist yet. It begins there."""
+        if self._table.get(name) is not None:
+            raise InvalidGroupError(
+                f"{shown(name)} is a consumer group: use another name, or delete it first"
+            )
+        if self._share is None:
+            raise NotSupportedError("this appliance has no share groups")
+        self._classic.check_join(name, now_ns)
+        self._table.check_room(name)
+        self._share.handle(requester, Api.ALTER_GROUP_OFFSETS, request, now_ns)
 
     def _heartbeat(self, requester: Requester, request: dict[str, Any], now_ns: int) -> None:
         if request.get("kind") == CLASSIC:

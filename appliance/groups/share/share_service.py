@@ -253,11 +253,31 @@ class ShareService:
     # ---- operators -------------------------------------------------------------------------------
 
     def _alter_offsets(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
-        """Set the start offsets of a group without members; null forgets the partition."""
+        """Set the start offsets of a group without members; null forgets the partition. A group
+        that does not exist is made if `kind` asks for it: the service has checked that it may.
+        """
+        if request.get("kind") == "share" and name not in self._table.by_name:
+            return self._begin(name, request)
         group = self._group(name)
         if group.members:
             raise GroupNotEmptyError(f"share group {name!r:.100} has {_members_text(group)}")
         refused = describing.alter(group, self._topics, request, self._answer_max)
+        self._altered(group)
+        return {"refused": refused}
+
+    def _begin(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
+        group = self._table.create(name, self._wall_us() // 1000)
+        try:
+            refused = describing.alter(group, self._topics, request, self._answer_max)
+        finally:
+            if not group.partitions:
+                self._table.delete(group)
+        if group.partitions:
+            self._altered(group)
+            logger.info("share_group_made group=%r partitions=%d", name, len(group.partitions))
+        return {"refused": refused}
+
+    def _altered(self, group: ShareGroup) -> None:
         group.empty_since_ms, group.empty_elapsed_ms = (
             self._wall_us() // 1000,
             self._store.elapsed_ms(self._now_ns),
@@ -265,7 +285,6 @@ class ShareService:
         group.is_changed = True  # the change renews its retention
         for key in {*group.changed_partitions, *group.gone_partitions}:
             self._table.watch_partition(group, key)
-        return {"refused": refused}
 
     def has(self, group: str) -> bool:
         """True when a share group has this name."""
