@@ -72,7 +72,7 @@ def test_a_flipped_bit_or_a_lost_end_is_never_served_and_the_rest_is(
                     del changed.data[index:]
                 log = PartitionLog(workload.bench.files, "/data", item)
                 log.open("flip", hints=Hints(quarantine="/data/quarantine"))
-                while log.unscrubbed:
+                while log.sealed.unscrubbed:
                     scrub_one_index(log)
                 lost = {
                     offset

@@ -30,9 +30,9 @@ from workers.flush.ring_follower import (
     FlushGroup,
     RingFollower,
 )
-from workers.log.files.active_segment import PendingBatch
+from workers.log.files.active_segment import LogGapError, PendingBatch
 from workers.log.log_set import LogSet
-from workers.log.partition_log import LogGapError, PartitionLog
+from workers.log.partition_log import PartitionLog
 from workers.log.producers.delay_rules import SPECIAL_FLAGS, note_descriptor
 from workers.log.producers.transaction_rules import note_descriptor as note_transaction
 from workers.segment.files import is_shortage

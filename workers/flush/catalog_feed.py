@@ -169,7 +169,7 @@ class CatalogFeed:
         from workers.log.files.departure import complete_copy  # rare
 
         try:
-            if not log.is_open or log.refusal or log.is_swapping:
+            if not log.is_open or log.refusal or log.sealed.is_swapping:
                 raise OSError(errno.EBUSY, "the log takes no writes, or is being cleaned")
             if not self._commit.sync(log):
                 raise OSError(errno.EIO, "the log could not be synced and is offline now")

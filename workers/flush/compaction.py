@@ -134,7 +134,9 @@ class Compaction:
         slot = log.assignment.slot
         known = self._watched.get(slot)
         is_cleaned = is_compacted(log)
-        is_needed = log.is_open and (is_cleaned or log.is_swapping or has_segments_to_merge(log))
+        is_needed = log.is_open and (
+            is_cleaned or log.sealed.is_swapping or has_segments_to_merge(log)
+        )
         if known is not None and (
             known.log is not log or not is_needed or known.is_compacted != is_cleaned
         ):
@@ -198,7 +200,7 @@ class Compaction:
 
     def _on_timer(self) -> int:
         self._timer = None
-        if not self._watched and not any(log.is_swapping for log in self._logs.all()):
+        if not self._watched and not any(log.sealed.is_swapping for log in self._logs.all()):
             self._end_job()
             return 0
         self._set_timer(self.settings.check_ms)
@@ -271,7 +273,7 @@ class Compaction:
         """Look at all logs; begin a job if there is none."""
         now_us = self._now_us()
         self._jumps.observe(now_us, self._now_ns)
-        swapping = [log for log in self._logs.all() if log.is_swapping]
+        swapping = [log for log in self._logs.all() if log.sealed.is_swapping]
         for log in swapping:
             self._finish_swap(log)
         best: tuple[Rank, WatchedLog] | None = None
@@ -291,7 +293,7 @@ class Compaction:
         if self._job is None:
             self._end_job()
         for log in swapping:
-            if not log.is_swapping:
+            if not log.sealed.is_swapping:
                 self._retain(log)  # it has waited for the swap
 
     def _examine(self, known: WatchedLog, now_us: int) -> Rank | None:
@@ -305,7 +307,7 @@ class Compaction:
         part = known.part(now_us, self._jumps.moved)
         is_at_rest = self._is_at_rest(known)
         rank = None
-        if known.is_requested and log.unscrubbed:
+        if known.is_requested and log.sealed.unscrubbed:
             self._set_timer(SEAL_RETRY_MS)
         if is_at_rest and not log.refusal and self._now_ns >= known.retry_ns:
             rank = known.rank(part, now_us, self._jumps.moved)
@@ -317,7 +319,7 @@ class Compaction:
     def _is_at_rest(self, known: WatchedLog) -> bool:
         """True if nothing of the log is being cleaned, merged or swapped."""
         slot = known.log.assignment.slot
-        return not known.pending and not known.log.is_swapping and self._job_slot != slot
+        return not known.pending and not known.log.sealed.is_swapping and self._job_slot != slot
 
     def _examine_merge(self, known: WatchedLog) -> Rank | None:
         """Leave a log that has nothing to merge. Returns the urgency of one that has."""

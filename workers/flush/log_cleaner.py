@@ -123,7 +123,7 @@ class LogCleaner:
         if (
             below_bytes
             and not log.assignment.delay_of
-            and any(has_small_batches(each, below_bytes) for each in log.closed_segments())
+            and any(has_small_batches(each, below_bytes) for each in log.sealed.oldest_first())
         ):
             self._watch(log)
 
@@ -268,7 +268,7 @@ class LogCleaner:
                 ),
                 last_append_us=moved(s.last_append_us),
             )
-            for s in log.closed_segments()
+            for s in log.sealed.oldest_first()
         ]
         start = new_start(
             segments, live.base if live else log.next_offset, live.end if live else 0,
@@ -278,7 +278,8 @@ class LogCleaner:
         start = min(start, log.last_stable_offset)  # what is open is not removed
         removed = 0
         if start > log.log_start_offset or any(
-            log.following_base(s.base) <= log.log_start_offset for s in log.closed_segments()[:1]
+            log.following_base(s.base) <= log.log_start_offset
+            for s in log.sealed.oldest_first()[:1]
         ):
             try:
                 removed = log.advance_start(start)
@@ -348,7 +349,7 @@ class LogCleaner:
         removed = 0
         try:
             cursor = read_cursor(log.files, log.directory, log.assignment.topic_id)
-            bases = [segment.base for segment in log.closed_segments()] + [
+            bases = [segment.base for segment in log.sealed.oldest_first()] + [
                 log.live.base if log.live is not None else log.next_offset
             ]
             start = kept_from(cursor, bases, log.log_start_offset)
@@ -357,7 +358,7 @@ class LogCleaner:
                 self._logs.publish(log)
         except OSError as error:
             logger.error("retention_failed directory=%s error=%r", log.directory, str(error))
-        if log.closed_segments():
+        if log.sealed.oldest_first():
             deadline_ns = self._now_ns + DELAY_LOG_CHECK_MS * 1_000_000
             self._retentions[log.assignment.slot] = self._wheel.add(
                 deadline_ns, lambda: self.retain(log)
@@ -370,7 +371,7 @@ class LogCleaner:
         """
         if retention_ms == KEEP_FOR_EVER:
             return
-        oldest = next(iter(log.closed_segments()), None)
+        oldest = next(iter(log.sealed.oldest_first()), None)
         if oldest is not None:
             end_us = self._expires_us(
                 log, oldest.max_timestamp_us, oldest.last_append_us, retention_ms

@@ -7,7 +7,7 @@ The log is authoritative and an index can be rebuilt, so a start does not wait f
 Owner: the flusher.
 
 Invariants:
-- Each segment is checked once after a start (`PartitionLog.unscrubbed`).
+- Each segment is checked once after a start (`SealedSegments.unscrubbed`).
 - No batch and no offset changes.
 
 Crash: a partly built index is checked again after the next start.
@@ -28,7 +28,7 @@ def scrub_one_index(log: PartitionLog) -> None:
     Not allowed while a group is placed. Raises OSError.
     """
     files, directory = log.files, log.directory
-    base, live = log.unscrubbed.pop(), log.live
+    base, live = log.sealed.unscrubbed.pop(), log.live
     _scrub_transaction_index(log, base)
     if live is not None and live.base == base:
         if not index_is_right(files, directory, base, live.batch_count):

@@ -333,7 +333,7 @@ class LogSet:
                 live.first_append_us if live else 0,
                 log.last_append_us, len(log.sealed) + (live is not None), ordinal, position,
                 max(log.last_stable_offset, log.log_start_offset), log.transaction_indexes.version,
-                log.appended_batches, log.appended_bytes, log.files_version, *log.cleaning,
+                log.appended_batches, log.appended_bytes, log.sealed.files_version, *log.cleaning,
             ),
         )  # fmt: skip
 

@@ -7,7 +7,8 @@ Invariants:
 - last_stable_offset <= high_watermark. It waits for open transactions, and for the transaction
   indexes.
 - next_offset and the active segment's end move only by `place`.
-- A sealed segment is synced, ends with the end-of-stream mark, and never changes.
+- A segment is sealed when it is synced and ends with the end-of-stream mark
+  (`workers.log.files.sealed_segments`).
 - A checkpoint covers only what is synced.
 
 Crash: recovery finds and repairs a torn tail of the active segment, a segment without its schema,
@@ -25,19 +26,21 @@ from shm.crash_points import crash_point
 from shm.messages.lane_messages import Assignment
 from tailrace.format.crc32c import Readable
 from tailrace.format.directory.partition_metadata import DamagedRange
-from tailrace.format.record_batch.batch_header import END_OF_STREAM, BatchFormatError, verify_batch
-from tailrace.format.record_batch.header_peek import frame_at, schema_id_at
+from tailrace.format.record_batch.batch_header import END_OF_STREAM, verify_batch
+from tailrace.format.record_batch.header_peek import schema_id_at
 from tailrace.format.segments.segment import PRODUCERS_SUFFIX, file_name
 from tailrace.format.segments.segment_index import IndexEntry
 from workers.log.files.active_segment import (
     ActiveSegment,
+    LogGapError,
     PendingBatch,
     begin,
-    pending_from_bytes,
+    read_batches,
     reopen,
     write_segment,
 )
 from workers.log.files.partition_directory import PartitionDirectory
+from workers.log.files.sealed_segments import SealedSegments
 from workers.log.producers.producer_snapshots import encode_producers, record_producer
 from workers.log.producers.producer_state import ProducerTable
 from workers.log.producers.transaction_indexes import TransactionIndexes
@@ -54,10 +57,6 @@ logger = logging.getLogger(__name__)
 
 Cleaning = tuple[int, int, int, int, int, int, int]
 NOT_CLEANED: Cleaning = (0, 0, 0, 0, 0, 0, 0)
-
-
-class LogGapError(RuntimeError):
-    """A batch does not begin where the log ends: writing it would leave a hole or overwrite."""
 
 
 class PartitionLog:
@@ -78,7 +77,10 @@ class PartitionLog:
         self.file = self._home.file
         """Content of `partition.json`, saved or not."""
         self.assignment = assignment
-        self.sealed: dict[int, SealedSegment] = {}
+        self.transaction_indexes = TransactionIndexes(files, self.directory)
+        self.sealed = SealedSegments(
+            files, self._home, self.transaction_indexes, lambda: self.checkpoint(sync=True)
+        )
         self.live: ActiveSegment | None = None
         self.next_offset = 0
         self.appended_batches = self.appended_bytes = 0
@@ -90,7 +92,6 @@ class PartitionLog:
         self.max_timestamp_us = 0
         self.last_append_us = 0
         self.producers = ProducerTable()
-        self.transaction_indexes = TransactionIndexes(files, self.directory)
         self.refusal = ""
         """Reason why writes are refused, or ""."""
         self.is_open = False
@@ -100,19 +101,11 @@ class PartitionLog:
         durable. Before, the catalog knows everything in them.
         """
         self.since_checkpoint_bytes = 0
-        self.unscrubbed: list[int] = []
-        """Segments whose indexes were not checked since the start
-        (`workers.log.index_scrubber`).
-        """
         self.group: list[PendingBatch] = []
         """Batches placed since the last settling."""
         self._written_count = 0
         self._group_position = 0
         self._checkpoint_number = 0
-        self._swap: CleanedRun | None = None
-        """A swap of segments that is decided and not finished."""
-        self.files_version = 0
-        """Grows with each swap. The partition table shows it."""
         self.cleaning = NOT_CLEANED
         """State of compaction for the partition table (see `PartitionState.cleaned_below`)."""
 
@@ -164,8 +157,7 @@ class PartitionLog:
             )  # where it ended when its disk failed
         swap = segment_swap.finish_swap(files, self.directory)
         recovered = recover_log(files, self.directory, self.file, hints, swap)
-        self.sealed = recovered.sealed
-        self.unscrubbed = sorted(self.sealed)
+        self.sealed.take_over(recovered.sealed)
         self.next_offset = recovered.next_offset
         self.max_timestamp_us = recovered.max_timestamp_us
         self.last_append_us = recovered.last_append_us
@@ -176,19 +168,18 @@ class PartitionLog:
         self._has_segments = bool(self.sealed) or recovered.live_base >= 0
         if recovered.live_base >= 0:
             self.live = reopen(files, self.directory, recovered)
-            self.unscrubbed.append(recovered.live_base)
+            self.sealed.unscrubbed.append(recovered.live_base)
         self.transaction_indexes.recover(self._bases(), self.file, recovered.transactions)
         self.raise_watermark()
         changed = bool(recovered.damage) or was_renamed
-        self.file.damage = sorted([*self.file.damage, *recovered.damage])
+        self._home.note_damage(recovered.damage)
         if self.file.offline and revive:
             self.file.offline = ""
             changed = True
         if self._home.note_decision(self.assignment) or changed:
             self._home.save()
         if swap is not None:
-            self._swap = swap
-            self._end_swap(swap)
+            self.sealed.end_swap(swap)
         self.refusal = self.file.offline
         self.is_open = True
         return recovered
@@ -209,15 +200,7 @@ class PartitionLog:
             and self.is_open
             and not self.refusal
         ):
-            try:
-                self._home.save(sync=self._has_segments)
-            except OSError as error:
-                logger.warning(
-                    "decision_not_written directory=%s version=%d error=%r",
-                    self.directory,
-                    assignment.version,
-                    str(error),
-                )
+            self._home.try_save_decision(sync=self._has_segments)
 
     def abandon_opening(self) -> None:
         """Close a log whose recovery could not be completed, as if it had not been opened."""
@@ -233,9 +216,7 @@ class PartitionLog:
         memory was recovered.
         """
         if self.file.run != run:
-            self.file.begin_epoch(self.next_offset)
-            self.file.run = run
-            self._home.save()
+            self._home.begin_run(run, self.next_offset)
 
     def begin_new_log(self, shown_epoch: int) -> None:
         """Begin an epoch when the log takes writes again: batches that its worker appended
@@ -244,8 +225,7 @@ class PartitionLog:
         `shown_epoch` may be known to readers and worker although the disk could not keep it. Raises
         OSError.
         """
-        self.file.begin_epoch(self.next_offset, above=shown_epoch)
-        self._home.save()
+        self._home.begin_epoch(self.next_offset, above=shown_epoch)
 
     # ---- appending -------------------------------------------------------------------------------
 
@@ -329,25 +309,13 @@ class PartitionLog:
     def rewrite_batch(
         self, base_offset: int, segment_base: int, position: int, data: Readable
     ) -> bool:
-        """Rewrite a batch that recovery found in the file. It may not be synced, and a failed sync
-        leaves pages that look clean.
-
-        Return False if its segment is sealed, and so synced. Raises OSError, and LogGapError if
-        other bytes are there.
+        """Rewrite a batch that recovery found in the file, if it is in the active segment (see
+        `ActiveSegment.rewrite_batch`). Return False if its segment is sealed, and so synced.
         """
         live = self.live
         if live is None or live.base != segment_base or position + len(data) > live.end:
             return False
-        if self._files.read_at(live.fd, len(data), position) != data:
-            raise LogGapError(
-                f"segment {segment_base} has another batch at {position} than the ring has for "
-                f"offset {base_offset}"
-            )
-        self._files.write_at(live.fd, [data], position)
-        live.synced_end, live.synced_next = (
-            min(live.synced_end, position),
-            min(live.synced_next, base_offset),
-        )
+        live.rewrite_batch(base_offset, position, data)
         return True
 
     def remember(self, data: Readable) -> None:
@@ -431,11 +399,9 @@ class PartitionLog:
             start, end - 1, "a segment's file is missing or damaged, and the journal has only a "
                             "part of it",
         )  # fmt: skip
-        self.file.damage = sorted(
-            [*self.file.damage, DamagedRange(self.newest_base, 0, 0, start, end)]
-        )
         self.next_offset = end
         self.raise_watermark()
+        self._home.note_damage([DamagedRange(self.newest_base, 0, 0, start, end)])
         self._home.save()
         self.checkpoint(sync=True)
 
@@ -576,25 +542,8 @@ class PartitionLog:
         assert not self.group
         if first.base_offset <= live.base:
             return False
-        data = memoryview(
-            self._files.read_at(live.fd, live.end - first.file_position, first.file_position)
-        )
-        batches, at, offset = list[PendingBatch](), 0, first.base_offset
-        while at < len(data):
-            try:
-                frame = frame_at(data, at, len(data))
-            except BatchFormatError:
-                return False
-            found = (
-                None
-                if frame is None or not frame[0]
-                else pending_from_bytes(data[at : at + frame[0]], self.file.seed)
-            )
-            if found is None or found.base_offset != offset:
-                return False
-            batches.append(found)
-            at, offset = at + len(found.data), found.next_offset
-        if offset != self.next_offset:
+        batches = read_batches(self._files, live, first, self.file.seed)
+        if not batches or batches[-1].next_offset != self.next_offset:
             return False
         self.rewrite(batches)
         self.settled()
@@ -611,12 +560,7 @@ class PartitionLog:
             self._close_live(self.live, self.live.end, -1)
         self.settled()
         self.next_offset = self.high_watermark
-        self.file.begin_epoch(self.next_offset)
-        self.file.offline = reason
-        try:
-            self._home.save()
-        except OSError as error:
-            logger.error("offline_not_persisted directory=%s error=%r", self.directory, str(error))
+        self._home.go_offline(reason, self.next_offset)
 
     # ---- checkpoints -----------------------------------------------------------------------------
 
@@ -635,7 +579,7 @@ class PartitionLog:
             max_timestamp_us=self.max_timestamp_us,
             first_append_us=live.first_append_us if live else 0,
             last_append_us=self.last_append_us,
-            sealed=[self.sealed[base] for base in sorted(self.sealed)],
+            sealed=self.sealed.oldest_first(),
             producers=self.producers.to_snapshot(),
         )
         write_checkpoint(self._files, self.directory, checkpoint, sync=sync)
@@ -643,78 +587,29 @@ class PartitionLog:
 
     # ---- cleaned segments ------------------------------------------------------------------------
 
-    @property
-    def is_swapping(self) -> bool:
-        """True while a swap is decided and not finished: its segments stay."""
-        return self._swap is not None
-
     def swap(self, run: CleanedRun) -> bool:
         """Replace a run of sealed segments by the cleaned segment that lies beside them, as one
         durable step. Returns False, with nothing changed, if the segments are not those of the
-        run any more. Raises OSError. Once the swap is decided (`is_swapping`), it belongs to the
-        log, and `finish_swap` finishes it; a call with the same run does so, too.
+        run any more. Raises OSError. Once the swap is decided (`sealed.is_swapping`), it belongs
+        to the log, and `sealed.finish_swap` finishes it; a call with the same run does so, too.
         """
-        decided = self.finish_swap()
+        decided = self.sealed.finish_swap()
         if decided == run:
             return True
         if self.assignment.departing:
             return False  # its copy has the segments of now
-        known = [self.sealed.get(base) for base, _ in run.replaced]
         if (
-            [segment and [segment.base, segment.size] for segment in known] != run.replaced
+            not self.sealed.are_replaced_by(run)
             or self.following_base(run.replaced[-1][0]) != run.end
             or run.replaced[-1][0] >= self.newest_base
             or run.end > self.last_stable_offset
         ):
             return False
-        self.checkpoint(sync=True)  # none before the run was sealed may be the newest
-        crash_point("flusher.before_swap")
-        try:
-            segment_swap.write_intent(self._files, self.directory, run)
-        except OSError:
-            # Its name may be there although the sync failed: a start would carry it out.
-            self._swap = run if segment_swap.has_intent(self._files, self.directory) else None
-            raise
-        self._swap = run
-        crash_point("flusher.after_swap_intent")
-        self.finish_swap()
+        self.sealed.decide_swap(run)
+        self.sealed.finish_swap()
         return True
 
-    def finish_swap(self) -> CleanedRun | None:
-        """Finish a swap that is decided. Everything must be synced. Returns its run, None if there
-        is none. Raises OSError; then call it again.
-        """
-        run = self._swap
-        if run is None:
-            return None
-        segment_swap.carry_out(self._files, self.directory, run)
-        crash_point("flusher.after_swap")
-        for base, _ in run.replaced:
-            if not run.has_transactions:
-                self.transaction_indexes.forget(base)
-            self.sealed.pop(base, None)
-            if (
-                base in self.unscrubbed and not run.has_transactions
-            ):  # the index that stays may lack
-                self.unscrubbed.remove(base)
-        self.sealed[run.base] = run.sealed
-        self.files_version += 1
-        self._end_swap(run)
-        return run
-
-    def _end_swap(self, run: CleanedRun) -> None:
-        """Let both checkpoints know the cleaned segment, then forget the intent. Raises OSError."""
-        self.checkpoint(sync=True)
-        self.checkpoint(sync=True)
-        crash_point("flusher.before_swap_end")
-        segment_swap.remove_intent(self._files, self.directory)
-        self._swap = None
-
     # ---- deleting --------------------------------------------------------------------------------
-
-    def closed_segments(self) -> list[SealedSegment]:
-        """Segments that may be removed, oldest first."""
-        return [self.sealed[base] for base in sorted(self.sealed)]
 
     def advance_start(self, offset: int) -> int:
         """Move the log start offset up to `offset`, durably, then remove the segments that lie
@@ -722,32 +617,22 @@ class PartitionLog:
         """
         offset = min(offset, self.high_watermark)
         if offset > self.file.log_start_offset:
-            self.file.log_start_offset = offset
-            self.file.damage = [damage for damage in self.file.damage if damage.end > offset]
-            self._home.save()
+            self._home.advance_start(offset)
             crash_point("flusher.in_retention")
-        removed = 0
-        for segment, following in [] if self._swap is not None else self._with_following():
-            if following > self.file.log_start_offset:
-                break
-            self._home.remove_segment(segment.base)
-            self.transaction_indexes.forget(segment.base)
-            del self.sealed[segment.base]
-            removed += 1
-        return removed
+        return self.sealed.remove_below(self.file.log_start_offset, self._end_of_sealed)
 
-    def _with_following(self) -> list[tuple[SealedSegment, int]]:
-        """Closed segments with the offset at which the next begins."""
-        segments = self.closed_segments()
-        ends = [segment.base for segment in segments[1:]] + [
-            self.live.base if self.live is not None else self.next_offset
-        ]
-        return list(zip(segments, ends, strict=False))  # without segments zip drops the spare end
+    @property
+    def _end_of_sealed(self) -> int:
+        return self.live.base if self.live is not None else self.next_offset
 
     def following_base(self, base: int) -> int:
         """Return the base of the segment after the sealed segment `base`."""
         return next(
-            (following for segment, following in self._with_following() if segment.base == base),
+            (
+                following
+                for segment, following in self.sealed.with_following(self._end_of_sealed)
+                if segment.base == base
+            ),
             self.next_offset,
         )
 

@@ -432,7 +432,7 @@ def test_a_transactional_batch_of_a_segment_without_an_index_is_unreadable(
         batches(world, 120)
         markers_of(world)
         log = b.flusher._logs.all()[0]
-        first = log.closed_segments()[0]
+        first = log.sealed.oldest_first()[0]
         reader = SourceReader(b.files, log.directory, {1: DEFAULT_SCHEMA}, SEED)
         segment = JobSegment(
             first.base, log.following_base(first.base), first.size, is_cleaned=False,
@@ -457,18 +457,20 @@ def test_a_merged_segment_that_the_scrubber_has_not_met_is_still_checked(
         swap = log.swap
 
         def swap_unscrubbed(run: CleanedRun) -> bool:
-            log.unscrubbed.append(run.base)
+            log.sealed.unscrubbed.append(run.base)
             return swap(run)
 
         monkeypatch.setattr(log, "swap", swap_unscrubbed)
         monkeypatch.setattr(Chores, "run_idle_work", lambda _: 0)
         world.clean()
-        assert log.files_version > 0
+        assert log.sealed.files_version > 0
         assert (
-            log.unscrubbed
-            == [s.base for s in log.closed_segments() if s.has_transactions][: len(log.unscrubbed)]
+            log.sealed.unscrubbed
+            == [s.base for s in log.sealed.oldest_first() if s.has_transactions][
+                : len(log.sealed.unscrubbed)
+            ]
         )
-        assert log.unscrubbed
+        assert log.sealed.unscrubbed
 
 
 def test_heads_are_read_once_and_an_unreadable_segment_has_one_job(
@@ -508,7 +510,7 @@ def test_only_segments_with_small_batches_have_their_heads_read(
             special(world, rows, None, first_timestamp_us=TIME_US, max_timestamp_us=TIME_US)
             world.settle()
         log = b.flusher._logs.all()[0]
-        segments = log.closed_segments()
+        segments = log.sealed.oldest_first()
         small = [each.base for each in segments if has_small_batches(each, 1_000)]
         assert 0 < len(small) < len(segments)
         read, lengths = list[int](), list[int]()

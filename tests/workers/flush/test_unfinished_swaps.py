@@ -41,7 +41,7 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 
 
 def is_swapping(log: PartitionLog) -> bool:
-    return log.is_swapping
+    return log.sealed.is_swapping
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -57,7 +57,7 @@ def test_a_decided_swap_is_finished_although_the_topic_was_changed(case: str) ->
         log = b.flusher._logs.all()[0]
 
         def fails(operation: str, path: str) -> None:
-            if log.is_swapping and "checkpoint" in path:
+            if log.sealed.is_swapping and "checkpoint" in path:
                 raise OSError(errno.ENOSPC, "no space", path)
 
         disk.hook = fails
@@ -67,16 +67,16 @@ def test_a_decided_swap_is_finished_although_the_topic_was_changed(case: str) ->
         b.flusher._feed.apply_from_ring(replace(of(), version=2, settings=settings).encode())
         world.clean()
         assert is_swapping(log), "the disk still fails"
-        start, version = log.log_start_offset, log.files_version
+        start, version = log.log_start_offset, log.sealed.files_version
         assert start > 0
         disk.hook = None
         world.clean()
         assert not is_swapping(log)
-        assert log.files_version > version
+        assert log.sealed.files_version > version
         names = b.files.list("/data/t-0")
         assert not [n for n in names if n.endswith((CLEANED_SUFFIX, CLEANED_INDEX_SUFFIX))]
         assert SWAP_FILE not in names
-        assert all(log.following_base(s.base) > start for s in log.closed_segments())
+        assert all(log.following_base(s.base) > start for s in log.sealed.oldest_first())
 
 
 def test_an_unexpected_error_does_not_abandon_a_decided_swap(
@@ -92,7 +92,7 @@ def test_an_unexpected_error_does_not_abandon_a_decided_swap(
         checkpoint = log.checkpoint
 
         def fails(*, sync: bool) -> None:
-            if log.is_swapping:
+            if log.sealed.is_swapping:
                 raise ValueError("unexpected")
             checkpoint(sync=sync)
 
@@ -100,10 +100,10 @@ def test_an_unexpected_error_does_not_abandon_a_decided_swap(
             patched.setattr(log, "checkpoint", fails)
             world.clean()
             assert is_swapping(log)
-        version = log.files_version
+        version = log.sealed.files_version
         world.clean()
         assert not is_swapping(log)
-        assert log.files_version > version
+        assert log.sealed.files_version > version
         assert SWAP_FILE not in b.files.list("/data/t-0")
 
 
@@ -129,10 +129,10 @@ def test_an_intent_whose_sync_has_failed_is_finished() -> None:
         assert is_swapping(log)
         assert cleaned_files(b.files), "they stay for the swap"
         disk.hook = None
-        version = log.files_version
+        version = log.sealed.files_version
         world.clean()
         assert not is_swapping(log)
-        assert log.files_version > version
+        assert log.sealed.files_version > version
         assert intent not in disk.names
         assert not cleaned_files(b.files)
         world.check()

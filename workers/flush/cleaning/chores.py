@@ -80,7 +80,7 @@ class Chores:
         if self._commit.should_journal and len(self._logs) > 1:
             return int(self._commit.prepare_journal())
         for log in self._logs.all():
-            if log.unscrubbed and not log.group:
+            if log.sealed.unscrubbed and not log.group:
                 try:
                     scrub_one_index(log)
                     self._retain(log)  # the check may have found a segment's age

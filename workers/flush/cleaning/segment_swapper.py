@@ -55,7 +55,7 @@ class SegmentSwapper:
         while known.pending:
             run = known.pending[0]
             leased = self._leases.lowest(log.key)
-            if leased is not None and leased < run.end and not log.is_swapping:
+            if leased is not None and leased < run.end and not log.sealed.is_swapping:
                 known.waits_for_readers = True
                 return
             if log.group:
@@ -84,7 +84,7 @@ class SegmentSwapper:
         try:
             if log.is_unsynced and not self._commit.sync(log):
                 return
-            log.finish_swap()
+            log.sealed.finish_swap()
             self._logs.publish(log)
             remove_cleaned(self._files, log.directory)  # of runs that were given up with it
         except OSError as error:
@@ -99,9 +99,9 @@ class SegmentSwapper:
 
     def give_up(self, known: WatchedLog) -> None:
         """Remove the cleaned files of a log that are not swapped. A swap that is decided stays."""
-        del known.pending[1 if known.log.is_swapping else 0 :]
+        del known.pending[1 if known.log.sealed.is_swapping else 0 :]
         known.waits_for_readers = False
-        if known.log.is_swapping:
+        if known.log.sealed.is_swapping:
             return
         try:
             if self._files.exists(known.log.directory):

@@ -49,7 +49,7 @@ def has_segments_to_merge(log: PartitionLog) -> bool:
     return (
         below_bytes > 0
         and not log.assignment.delay_of
-        and any(has_small_batches(segment, below_bytes) for segment in log.closed_segments())
+        and any(has_small_batches(segment, below_bytes) for segment in log.sealed.oldest_first())
     )
 
 
@@ -118,7 +118,7 @@ class WatchedLog:
         """True if the transaction index of a segment was not checked since the start: it may be
         missing, and its aborted records would count as committed.
         """
-        unscrubbed = {*self.log.unscrubbed}
+        unscrubbed = {*self.log.sealed.unscrubbed}
         return any(segment.base in unscrubbed for segment in part.segments)
 
     def rank(self, part: Cleanable, now_us: int, moved: Callable[[int], int]) -> Rank | None:
@@ -163,7 +163,7 @@ class WatchedLog:
 
     def mergeable(self) -> list[Candidate]:
         """The segments whose small batches can be merged now."""
-        stable, unscrubbed = self.log.last_stable_offset, {*self.log.unscrubbed}
+        stable, unscrubbed = self.log.last_stable_offset, {*self.log.sealed.unscrubbed}
         return [
             each for each in self.to_merge() if each.end <= stable and each.base not in unscrubbed
         ][:MERGED_AT_ONCE]
@@ -199,7 +199,7 @@ class WatchedLog:
     def _segments(self) -> Iterator[tuple[SealedSegment, int]]:
         """Each sealed segment with its end."""
         log = self.log
-        segments = log.closed_segments()
+        segments = log.sealed.oldest_first()
         ends = [segment.base for segment in segments[1:]]
         ends.append(log.live.base if log.live is not None else log.next_offset)
         self.heads.drop_removed()

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from shm.crash_points import crash_point
 from tailrace.format.crc32c import Readable
 from tailrace.format.record_batch.batch_header import BatchFormatError, verify_batch
+from tailrace.format.record_batch.header_peek import frame_at
 from tailrace.format.segments import segment_index
 from tailrace.format.segments.segment import INDEX_SUFFIX, file_name
 from tailrace.format.segments.segment_index import (
@@ -34,6 +35,10 @@ from workers.segment.segment_index_files import open_index
 
 UNFINISHED_SUFFIX = ".new"
 """Suffix of a rewritten segment without its final name. The next start removes leftovers."""
+
+
+class LogGapError(RuntimeError):
+    """A batch does not begin where the log ends: writing it would leave a hole or overwrite."""
 
 
 class PendingBatch(NamedTuple):
@@ -109,6 +114,21 @@ class ActiveSegment:
         )
         self.batch_count += len(self.new_entries)
         self.new_entries = []
+
+    def rewrite_batch(self, base_offset: int, position: int, data: Readable) -> None:
+        """Rewrite a batch that recovery found in the file. It may not be synced, and a failed sync
+        leaves pages that look clean.
+
+        Raises OSError, and LogGapError if other bytes are there.
+        """
+        if self._files.read_at(self.fd, len(data), position) != data:
+            raise LogGapError(
+                f"segment {self.base} has another batch at {position} than the ring has for "
+                f"offset {base_offset}"
+            )
+        self._files.write_at(self.fd, [data], position)
+        self.synced_end = min(self.synced_end, position)
+        self.synced_next = min(self.synced_next, base_offset)
 
     def rewrite_index(self) -> None:
         """Replace the index file by `new_entries`, durably. Raises OSError."""
@@ -205,6 +225,31 @@ def pending_from_bytes(data: Readable, seed: int) -> PendingBatch | None:
     return PendingBatch(
         header.base_offset, header.next_offset, header.max_timestamp_us, header.append_time_us, view
     )
+
+
+def read_batches(
+    files: Files, live: ActiveSegment, first: IndexEntry, seed: int
+) -> list[PendingBatch] | None:
+    """The batches of a segment from `first` on. None if they are not intact and consecutive.
+    Raises OSError.
+    """
+    data = memoryview(files.read_at(live.fd, live.end - first.file_position, first.file_position))
+    batches, at, offset = list[PendingBatch](), 0, first.base_offset
+    while at < len(data):
+        try:
+            frame = frame_at(data, at, len(data))
+        except BatchFormatError:
+            return None
+        found = (
+            None
+            if frame is None or not frame[0]
+            else pending_from_bytes(data[at : at + frame[0]], seed)
+        )
+        if found is None or found.base_offset != offset:
+            return None
+        batches.append(found)
+        at, offset = at + len(found.data), found.next_offset
+    return batches
 
 
 def first_to_keep(

@@ -16,11 +16,17 @@ from __future__ import annotations
 
 import errno
 import logging
+from collections.abc import Sequence
 
 from shm.crash_points import crash_point
 from shm.messages.lane_messages import Assignment
 from tailrace.format.directory.data_dir import BIN_DIRECTORY, bin_name
-from tailrace.format.directory.partition_metadata import PARTITION_FILE, Decision, PartitionMetadata
+from tailrace.format.directory.partition_metadata import (
+    PARTITION_FILE,
+    DamagedRange,
+    Decision,
+    PartitionMetadata,
+)
 from tailrace.format.segments.segment import (
     INDEX_SUFFIX,
     PRODUCERS_SUFFIX,
@@ -123,6 +129,48 @@ class PartitionDirectory:
         """
         write_durably(self._files, self.path, PARTITION_FILE, self.file.encode(), sync=sync)
         self.saved_schemas = frozenset(self.file.schemas)
+
+    def try_save_decision(self, *, sync: bool) -> None:
+        """Save the topic's settings. If the file cannot be written now, its next save has them."""
+        try:
+            self.save(sync=sync)
+        except OSError as error:
+            logger.warning(
+                "decision_not_written directory=%s version=%d error=%r",
+                self.path,
+                self._assignment.version,
+                str(error),
+            )
+
+    def begin_run(self, run: str, start: int) -> None:
+        """Begin the leader epoch of a run at offset `start`, durably. Raises OSError."""
+        self.file.begin_epoch(start)
+        self.file.run = run
+        self.save()
+
+    def begin_epoch(self, start: int, above: int) -> None:
+        """Begin a leader epoch at offset `start`, durably. Raises OSError."""
+        self.file.begin_epoch(start, above=above)
+        self.save()
+
+    def go_offline(self, reason: str, end: int) -> None:
+        """Note that the log takes no writes, and ends at `end`. A failure is logged."""
+        self.file.begin_epoch(end)
+        self.file.offline = reason
+        try:
+            self.save()
+        except OSError as error:
+            logger.error("offline_not_persisted directory=%s error=%r", self.path, str(error))
+
+    def advance_start(self, offset: int) -> None:
+        """Move the log start offset up to `offset`, durably. Raises OSError."""
+        self.file.log_start_offset = offset
+        self.file.damage = [damage for damage in self.file.damage if damage.end > offset]
+        self.save()
+
+    def note_damage(self, damage: Sequence[DamagedRange]) -> None:
+        """Add damaged ranges to the file. The caller saves it."""
+        self.file.damage = sorted([*self.file.damage, *damage])
 
     def sync_beginning(self) -> None:
         """Sync what `save` left unsynced, before the first segment. The directory's own entries are
