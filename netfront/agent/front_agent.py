@@ -4,6 +4,8 @@
 - `ProduceService`: batches to the workers.
 - `FetchRequests`: fetches.
 - `LookupRequests`: METADATA and LIST_OFFSETS.
+- `CreditService`: credit of producers.
+- `CatalogFeed`: messages of the controller.
 - `ForwardingService`: requests that other processes answer.
 - `SessionLifecycle`: opens and closes sessions.
 - `Responses`: sends everything.
@@ -27,6 +29,8 @@ import logging
 from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any
 
+from netfront.agent.catalog_feed import CatalogFeed
+from netfront.agent.credit_service import CreditService
 from netfront.agent.fetch_requests import FetchRequests
 from netfront.agent.lookup_requests import LookupRequests
 from netfront.agent.request_body import one_frame
@@ -49,7 +53,6 @@ from netfront.session.time_slicing import TimeSlicer
 from netfront.socket.flow_control import CreditLedger
 from netfront.socket.transport import Transport
 from shm.memory.layout import Measure, ProcessWord
-from shm.messages.lane_messages import Assignment
 from shm.queues.settled_notifications import SettledInterest
 from shm.runtime.agent_runner import Clock
 from shm.runtime.error_handler import CountedErrorHandler
@@ -57,7 +60,7 @@ from shm.runtime.timing_wheel import NEVER_NS, TimingWheel
 from shm.tables.control import ProcessSlot
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError
-from tailrace.protocol import credit_messages, json_messages
+from tailrace.protocol import json_messages
 from tailrace.protocol.frame import JSON_MAX_BYTES, Api, RequestHeader, WireError
 
 if TYPE_CHECKING:
@@ -72,11 +75,6 @@ logger = logging.getLogger(__name__)
 
 CLOSE_REMOVED_NS = 5_000_000_000
 """Longest time that a segment which retention has removed keeps its room on the disk."""
-SWEEP_NS = 100_000_000
-"""Interval of credit sweeps while producers wait for credit.
-
-Credit unused for so long is taken back.
-"""
 
 
 class Front:
@@ -134,23 +132,19 @@ class Front:
         self._ledger = ledger
         self._slot = slot
         self._error_handler = CountedErrorHandler(slot)
-        self._on_ready = on_ready
-        self._is_fed = False
         self._is_stopping = False
-        self._sweep_at_ns = 0
         self._close_removed = close_removed
         self._close_removed_at_ns = NEVER_NS
         """Time of the next check for deleted files that are open; NEVER_NS: none is open."""
         self._now_ns = start_ns
         self._clock = clock
-        self._credit = slot.credit
-        self._show_credit()
         self._settled = SettledInterest(slot.cell(ProcessWord.NOTIFICATIONS_OFF))
         self._sessions = Sessions(generation)
         self._time_slicer = TimeSlicer()
         self._responses = Responses(
             transport, self._sessions, slot, self._error_handler, self._on_unreachable
         )
+        self._credit_service = CreditService(ledger, self._responses, slot)
         self._fetch_wheel: TimingWheel[Fetch] = TimingWheel(start_ns)
         self._fetch_requests = FetchRequests(
             reader=reader, routing=routing, pool=pool, wheel=self._fetch_wheel,
@@ -175,11 +169,16 @@ class Front:
             monotonic_ns=clock.monotonic_ns, wall_us=clock.wall_us,
         )  # fmt: skip
         self._acknowledgements = self._produce_service.acknowledgements
+        self._catalog_feed = CatalogFeed(
+            routing=routing, reader=reader, produce_service=self._produce_service,
+            fetches=self._fetches, gate=gate, error_handler=self._error_handler, on_ready=on_ready,
+        )  # fmt: skip
         self._forwarding = ForwardingService(
             controller=controller, scheduler=scheduler, groups=groups,
             process_generation=process_generation, sessions=self._sessions,
-            responses=self._responses, on_assignment=self._on_assignment,
-            on_rights=self._on_rights, on_fed=self._on_fed, start_ns=start_ns, gate=gate,
+            responses=self._responses, start_ns=start_ns, gate=gate,
+            on_assignment=self._catalog_feed.on_assignment,
+            on_rights=self._catalog_feed.on_rights, on_fed=self._catalog_feed.on_fed,
         )  # fmt: skip
         self._owners: ProducerOwners | None = None
         if gate is not None:
@@ -224,7 +223,7 @@ class Front:
             Api.FETCH: self._fetch_requests.on_fetch,
             Api.METADATA: lookups.on_metadata,
             Api.LIST_OFFSETS: lookups.on_list_offsets,
-            Api.CREDIT: self._on_credit,
+            Api.CREDIT: self._credit_service.on_credit,
             Api.DESCRIBE_QUOTAS: self._on_describe_quotas,
             **dict.fromkeys(FORWARDED_APIS, self._on_forwarded),
         }
@@ -244,7 +243,7 @@ class Front:
     def apply_settings(self, settings: dict[str, Any]) -> None:
         """Use changed settings of the appliance. New sessions get them, and credit from now on."""
         self._described["auto_create_topics"] = bool(settings["auto_create_topics"])
-        self._responses.send_credit(self._ledger.resize(credit_budget(settings)))
+        self._credit_service.resize(credit_budget(settings))
         self._use_quotas(settings["quotas"])
 
     def _begin_audit(self, settings: dict[str, Any]) -> None:
@@ -311,7 +310,7 @@ class Front:
     @property
     def accepts_input(self) -> bool:
         """True while network input is read: from the first catalog until `begin_stop`."""
-        return self._is_fed and not self._is_stopping
+        return self._catalog_feed.is_complete and not self._is_stopping
 
     # ---- agent -----------------------------------------------------------------------------------
 
@@ -350,22 +349,16 @@ class Front:
             )
         if self._gate is not None:
             work += self._end_refused(self._gate, now_ns)
-        if self._ledger.is_contended and now_ns >= self._sweep_at_ns:
-            self._sweep_at_ns = now_ns + SWEEP_NS
-            if received < RECEIVE_LIMIT:  # otherwise batches that use the credit may be unread
-                self._responses.send_credit(self._ledger.sweep())
+        if self._ledger.is_contended:
+            self._credit_service.sweep(now_ns, may_be_unread=received >= RECEIVE_LIMIT)
         if (
             self._settled.show(self._produce_service.has_unanswered() or self._fetches.has_delayed)
             and self._produce_service.has_more()
         ):
             work += 1
         if work:
-            self._show_credit()
+            self._credit_service.show()
         return work
-
-    def _show_credit(self) -> None:
-        ledger = self._ledger
-        self._credit.store(ledger.outstanding_bytes, ledger.budget_bytes, ledger.waiting_count)
 
     def has_more(self) -> bool:
         """True if the next step has work to do at once."""
@@ -381,7 +374,7 @@ class Front:
             self._fetch_wheel.quiet_until_ns, self._fetches.next_deadline_ns(),
             self._acknowledgements.next_deadline_ns(), self._forwarding.next_deadline_ns(),
             self._session_lifecycle.next_deadline_ns(), self._close_removed_at_ns,
-            self._sweep_at_ns if self._ledger.is_contended else NEVER_NS,
+            self._credit_service.next_deadline_ns(),
             NEVER_NS if self._quotas is None else self._quotas.next_deadline_ns(),
             NEVER_NS if self._gate is None else self._gate.check_at_ns,
             NEVER_NS if self._audit is None else self._audit.next_deadline_ns(),
@@ -396,48 +389,6 @@ class Front:
     def is_finished(self) -> bool:
         """True if every request that was read has been passed on and answered."""
         return not len(self._time_slicer) and self._produce_service.is_finished()
-
-    # ---- assignments from the controller ---------------------------------------------------------
-
-    def _on_fed(self) -> None:
-        if self._gate is not None:
-            self._gate.on_fed()
-            self._fetches.check_rights()
-        if not self._is_fed:
-            self._is_fed = True
-            self._on_ready()
-
-    def _on_rights(self, payload: bytes, begins: bool) -> None:
-        if self._gate is None:
-            return
-        try:
-            self._gate.on_rights(payload, begins)
-            self._fetches.check_rights()
-        except Exception as error:
-            self._error_handler.on_error("message=rights", error)
-
-    def _on_assignment(self, payload: bytes) -> None:
-        try:
-            assignment = Assignment.decode(payload)
-        except Exception as error:
-            self._error_handler.on_error("message=assignment", error)
-            return
-        if not assignment.dropped:
-            self._produce_service.reach(assignment.worker)
-        try:
-            known = self._routing.find(assignment.topic_id, assignment.partition)
-            has_moved = known is not None and known.slot != assignment.slot
-            gone = known if has_moved and known is not None else assignment
-            if assignment.dropped or has_moved:
-                self._reader.files.forget(gone)
-            self._routing.apply(assignment)
-            if assignment.dropped or has_moved:
-                self._fetches.on_dropped(gone)
-        except Exception as error:
-            self._error_handler.on_error(
-                f"message=assignment topic={assignment.topic} partition={assignment.partition}",
-                error,
-            )
 
     # ---- users -----------------------------------------------------------------------------------
 
@@ -493,13 +444,6 @@ class Front:
         if body:
             raise WireError(ErrorCode.MALFORMED_REQUEST, "PING takes no body")
         self._responses.send(session, Api.PING, header.version, header.correlation_id, ErrorCode.OK)
-
-    def _on_credit(self, session: Session, _header: RequestHeader, body: list[bytes]) -> None:
-        if len(body) != 1:
-            raise WireError(ErrorCode.MALFORMED_REQUEST, "CREDIT takes one body frame")
-        self._responses.send_credit(
-            self._ledger.ask(session.credit, credit_messages.decode_credit(body[0]))
-        )
 
     def _on_forwarded(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
         limit = min(JSON_MAX_BYTES, self._forwarding.payload_max(header))
