@@ -106,7 +106,7 @@ def build(
         auto_create_topics=bool(settings["auto_create_topics"]),
         fronts=int(settings["fronts"]),
         quotas=settings["quotas"],
-        decisions=_decisions(context),
+        decisions=context.control.process(Role.GROUPS, 0).decisions,
         audit=settings.get("audit"),
         on_ready=context.report_ready,
         start_ns=context.clock.monotonic_ns(),
@@ -148,15 +148,6 @@ def _groups(context: ProcessContext, payload_max: int) -> OnDemand:
         lambda: bool(groups.load(ProcessWord.WITHOUT_MEMORY)),
         payload_max,
     )
-
-
-def _decisions(context: ProcessContext) -> Callable[[], tuple[int, int]]:
-    """A function that returns the newest decision about a transaction, and up to which they are
-    carried out.
-    """
-    groups = context.control.process(Role.GROUPS, 0)
-    decided, carried_out = groups.cell(ProcessWord.DECIDED), groups.cell(ProcessWord.CARRIED_OUT)
-    return lambda: (decided.load(), carried_out.load())
 
 
 def _connector(context: ProcessContext, role: Role) -> Callable[[], ForwarderLink | None]:

@@ -337,9 +337,11 @@ class ProcessWord(IntEnum):
     CLEANING_JOBS = 38
     """Flusher: number of jobs made, over all generations."""
     DECIDED = 39
-    """Groups: ordinal of the newest transaction decision that is durable, over all generations."""
+    """Groups: 1 + ordinal of the newest transaction decision that is durable, over all generations;
+    0 until the coordinator has read those that are stored.
+    """
     CARRIED_OUT = 40
-    """Groups: ordinal up to which every worker has carried out the decisions, as far as it has
+    """Groups: 1 + ordinal up to which every worker has carried out the decisions, as far as it has
     reported.
     """
 

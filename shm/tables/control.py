@@ -105,6 +105,19 @@ class ProcessSlot:
         """Refused requests, or parts of them, by error code."""
         return Counters(self._words, self._layout.error_counters(self.role, self.index))
 
+    def show_decisions(self, decided: int, carried_out: int) -> None:
+        """Groups: the newest durable decision about a transaction, and the one up to which all are
+        carried out. A predecessor's newest one counts, too.
+        """
+        self.store(ProcessWord.DECIDED, max(decided + 1, self.load(ProcessWord.DECIDED)))
+        self.store(ProcessWord.CARRIED_OUT, carried_out + 1)
+
+    def decisions(self) -> tuple[int, int]:
+        """What `show_decisions` has shown, in numbers of its own. After a start of the appliance,
+        until the coordinator has read the decisions that are stored, one is not carried out.
+        """
+        return self.load(ProcessWord.DECIDED) or 1, self.load(ProcessWord.CARRIED_OUT)
+
     def is_live(self) -> bool:
         return bool(self._cells[ProcessWord.LIVE].load())
 

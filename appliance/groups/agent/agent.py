@@ -423,16 +423,9 @@ def _worker_links(context: ProcessContext) -> WorkerLinks:
         context.bell(Role.SUPERVISOR, 0).ring()
         context.bell(Role.CONTROLLER, 0).ring()
 
-    decided_word = context.slot.cell(ProcessWord.DECIDED)
-    carried_out_word = context.slot.cell(ProcessWord.CARRIED_OUT)
-
-    def show_progress(decided: int, carried_out: int) -> None:
-        decided_word.store(max(decided, decided_word.load()))  # a predecessor's counts, too
-        carried_out_word.store(carried_out)
-
     workers = [link(index, is_dedicated=False) for index in range(int(settings["workers"]))]
     spares = [link(index, is_dedicated=True) for index in settings["spare_workers"]]
-    return WorkerLinks([*workers, *spares], request, show_progress)
+    return WorkerLinks([*workers, *spares], request, context.slot.show_decisions)
 
 
 def main() -> None:

@@ -18,7 +18,8 @@ import tailrace
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tailrace.aio import AsyncConsumer
 from tailrace.client.topics import list_offsets
-from tailrace.embedded_appliance import EmbeddedAppliance
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tests.kit.appliances.killed_directories import kill_everything
 from tests.kit.cli import run
 from tests.kit.processes import HANG_LIMIT_S, children
 from tests.kit.transactional.committed_topics import ROUNDS, fill
@@ -177,3 +178,23 @@ def test_a_reader_that_reads_once_sees_all_that_was_committed_before_it_began(
             os.kill(flusher, signal.SIGCONT)
         assert scanned.result(HANG_LIMIT_S)["value"].to_pylist() == [b"first", b"second"]
         assert ends.result(HANG_LIMIT_S)[key] > 3, "each transaction has a marker"
+
+
+def test_a_reader_right_after_a_start_sees_what_was_committed_before_everything_was_killed(
+    topic: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The markers of the commit were lost with shared memory's last part. The coordinator that is
+    to write them starts behind the front.
+    """
+    monkeypatch.setattr(list_offsets, "CARRIED_OUT_MAX_NS", HANG_LIMIT_S * 1_000_000_000)
+    running = start_embedded(data_dir=str(tmp_path))
+    with Producer(running.address, transactional_id=topic) as producer:
+        with producer.transaction():
+            producer.send(topic, b"first", partition=0).result(HANG_LIMIT_S)
+            os.kill(children(running)["tr-flusher-0"], signal.SIGSTOP)
+        kill_everything(running)
+    running = start_embedded(data_dir=str(tmp_path))
+    try:
+        assert tailrace.scan(topic, running.address).read_all()["value"].to_pylist() == [b"first"]
+    finally:
+        running.stop()

@@ -84,9 +84,9 @@ class Delivery:
         self._asked: list[ProducerEpoch] = []
         self._answered: list[ProducerEpoch] = []
         """Transactions of `_asked` whose answer this step has staged."""
-        self._has_progress = False
-        self._decided = 0
-        """The newest durable decision of this process."""
+        self._has_progress = True
+        self._decided = max(log.unsettled, default=0)
+        """The newest durable decision of this process, or that a predecessor left."""
 
     def ask(self, epochs: Sequence[ProducerEpoch]) -> None:
         """Answer these with the next commit."""

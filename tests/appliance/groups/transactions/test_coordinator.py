@@ -428,7 +428,10 @@ def test_a_decision_is_carried_out_after_a_kill_of_the_coordinator(world: World)
     a.end()
     for worker in world.workers.workers:
         worker.lane.clear()  # killed before it published its lanes
+    decided = world.numbers.last_ordinal
+    world.workers.shown.clear()
     world.kill()
+    assert world.workers.shown[0][0] == decided > world.workers.shown[0][1]
     world.settle()
     assert markers(world) == [["commit"], ["commit"]]
 
