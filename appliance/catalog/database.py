@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from appliance.catalog.transaction import Database, Transaction
-from tailrace.core.errors import DiskFullError, StorageError
+from tailrace.core.errors import DiskFullError, InvalidRequestError, StorageError
 
 SCHEMA_VERSION = 9
 OLDEST_VERSION = 2
@@ -98,6 +98,10 @@ def refusals() -> Iterator[None]:
     """Turn SQLite's errors into errors with a code for clients."""
     try:
         yield
+    except OverflowError as error:
+        raise InvalidRequestError(
+            "a number of the request does not fit 64 bits; give one that the appliance has told"
+        ) from error
     except sqlite3.Error as error:
         if error_kind(error) == sqlite3.SQLITE_FULL:
             raise DiskFullError(

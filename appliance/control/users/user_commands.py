@@ -51,11 +51,13 @@ from shm.rights.users import (
 )
 from tailrace.core.errors import InvalidRequestError, TailraceError
 from tailrace.protocol.frame import Api
+from tailrace.protocol.json_messages import is_integer
 
 logger = logging.getLogger(__name__)
 
 PAGE = 200
 CHANGES_MAX = 1_000
+NUMBER_MAX = (1 << 63) - 1
 Changed = tuple[dict[str, Any], dict[str, Any] | None, dict[str, Any] | None]
 """(Response, change for the fronts, the change with credentials for the gateways if that is
 another one).
@@ -307,7 +309,7 @@ class UserCommands:
     def _list_acls(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """`filter`: fields that all rules have; `after`: the last number of the page before."""
         after = request.get("after") or 0
-        if type(after) is not int:
+        if not is_integer(after, 0, NUMBER_MAX):
             raise InvalidRequestError("`after` must be the number of an ACL")
         acls = read_acls(self._database, _filter(request.get("filter")), after, PAGE + 1)
         return {

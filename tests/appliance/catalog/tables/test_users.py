@@ -170,6 +170,14 @@ def test_users_and_rules_come_in_pages(bench: Bench) -> None:
     assert len(page["acls"]) + len(bench.ask(Api.LIST_ACLS, after=page["next"])["acls"]) == PAGE + 5
 
 
+@pytest.mark.parametrize("after", [1 << 63, -1, True, "1"])
+def test_a_page_behind_what_is_no_number_of_a_rule_is_refused(bench: Bench, after: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="number of an ACL"):
+        bench.ask(Api.LIST_ACLS, after=after)
+    with pytest.raises(InvalidRequestError, match="64 bits"):
+        read_acls(bench.catalog.database, after=1 << 63)
+
+
 def test_rules_are_added_once_found_and_removed_by_their_fields(bench: Bench) -> None:
     added = bench.ask(Api.ALTER_ACLS, add=[acl("a", "t"), acl("a", "u"), acl("b", "t")])["added"]
     again = bench.ask(Api.ALTER_ACLS, add=[acl("a", "t")])["added"]
