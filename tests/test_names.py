@@ -38,7 +38,9 @@ def test_identifiers_use_no_banned_word() -> None:
 def test_no_two_names_of_an_enumeration_have_one_number() -> None:
     """Two features that take the next number at once would share a word, a code or a request."""
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
-        for found in re.finditer(r"(@unique\n)?class (\w+)\(Int(Enum|Flag)\)", path.read_text()):
+        for found in re.finditer(
+            r"(@(?:enum\.)?unique\n)?class (\w+)\((?:enum\.)?Int(?:Enum|Flag)\)", path.read_text()
+        ):
             assert found[1], f"{path.relative_to(ROOT)}: {found[2]} lacks @unique"
 
 

@@ -25,9 +25,10 @@ from appliance.catalog.rows import COMES_BACK, PartitionRow, Topic
 from appliance.catalog.transaction import Transaction
 
 
+@enum.unique
 class Stage(enum.IntEnum):
-    """How far a move is decided. Numbers of the catalog; earlier builds take LEFT for OPEN, and
-    wrote OPEN with the decision that moves the partition.
+    """Stage of a move, a number in the catalog. Earlier builds take LEFT for OPEN, and wrote OPEN
+    with the decision that moves the partition.
     """
 
     CLOSED = 0

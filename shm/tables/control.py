@@ -113,8 +113,9 @@ class ProcessSlot:
         self.store(ProcessWord.CARRIED_OUT, carried_out + 1)
 
     def decisions(self) -> tuple[int, int]:
-        """What `show_decisions` has shown, in numbers of its own. After a start of the appliance,
-        until the coordinator has read the decisions that are stored, one is not carried out.
+        """The newest decision, and the one up to which all are carried out: the numbers of
+        `show_decisions` plus 1. After a start of the appliance, until the coordinator has read the
+        decisions that are stored, they say that one is not carried out.
         """
         return self.load(ProcessWord.DECIDED) or 1, self.load(ProcessWord.CARRIED_OUT)
 

@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import pathlib
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-import tailrace
 from tailrace import Admin, NewTopic, Producer, RecordFuture, Recurrence, ShareConsumer
 from tailrace.aio import AsyncAdmin, AsyncProducer
 from tailrace.core.errors import InvalidSchemaError, SchemaMismatchError
@@ -40,18 +38,6 @@ from tests.kit.processes import wait_until
 DATABASE = "coordinator.db"
 LATER = timedelta(seconds=2)
 NEW_AS_THIRD = {"note": "n", "price": 2.0, "id": 1 << 40, "title": "b", "old": None}
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[EmbeddedAppliance]:
-    with tailrace.embedded(auto_create_topics=False) as appliance:
-        yield appliance
-
-
-@pytest.fixture
-def admin(running: EmbeddedAppliance) -> Iterator[Admin]:
-    with Admin(running.address) as client:
-        yield client
 
 
 def id_of(future: RecordFuture) -> str:

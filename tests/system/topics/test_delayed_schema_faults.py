@@ -9,7 +9,6 @@ import os
 import pathlib
 import signal
 import threading
-from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -46,18 +45,6 @@ from tests.kit.hosts.wall_clock import WallClock
 from tests.kit.processes import children, wait_until
 
 DATABASE = "coordinator.db"
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[EmbeddedAppliance]:
-    with tailrace.embedded(auto_create_topics=False) as appliance:
-        yield appliance
-
-
-@pytest.fixture
-def admin(running: EmbeddedAppliance) -> Iterator[Admin]:
-    with Admin(running.address) as client:
-        yield client
 
 
 def pending_in_all_versions(address: str, topic: str) -> None:

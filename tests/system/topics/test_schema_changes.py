@@ -9,7 +9,6 @@ import pathlib
 import signal
 import sqlite3
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -41,18 +40,6 @@ from tests.kit.appliances.altered_topics import (
 )
 from tests.kit.cli import run
 from tests.kit.processes import wait_until
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[EmbeddedAppliance]:
-    with tailrace.embedded(auto_create_topics=False) as appliance:
-        yield appliance
-
-
-@pytest.fixture
-def admin(running: EmbeddedAppliance) -> Iterator[Admin]:
-    with Admin(running.address) as client:
-        yield client
 
 
 def create(admin: Admin, name: str, partitions: int = 1, **configs: Any) -> None:

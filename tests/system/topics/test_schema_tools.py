@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import pathlib
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -23,12 +22,6 @@ from tests.kit.cli import run
 FIRST = pa.schema([("id", pa.int32()), ("name", pa.utf8())])
 FIRST_ROW, NEW_ROW = {"id": 1, "name": "a"}, {"id": 1 << 40, "title": "b", "price": 2.5}
 AS_NEWEST = {"id": 1, "title": "a", "price": 1.5}
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[EmbeddedAppliance]:
-    with tailrace.embedded(auto_create_topics=False) as appliance:
-        yield appliance
 
 
 @pytest.fixture
