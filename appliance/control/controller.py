@@ -140,7 +140,7 @@ class Controller:
         self._now_ns = now_ns
         work = self._publisher.connect_workers() + self._publisher.connect_groups()
         if self._configs.are_in_force():
-            work += self._publisher.feed(pause_readers=self._changes.is_inheriting(now_ns))
+            work += self._publisher.feed(now_ns)
         self._catalog.begin_step()
         work += self._bin.finish(now_ns)
         work += self._topic_defaults.step(now_ns)
@@ -273,7 +273,7 @@ def build(
     moved = MovedPartitions(catalog)
     publisher.departing.update(closed_arrivals(moved))
     changes = TopicChangeQueue(
-        catalog, topics, publisher, commands, topic_bin, error_handler, answer_max, start_ns
+        catalog, topics, publisher, commands, topic_bin, error_handler, answer_max
     )
     moves = PartitionMoves(catalog, moved, topics, publisher, changes, leases, host_view, start_ns)
     catalog.slots.takes_writes = lambda number: host_view.takes_writes(

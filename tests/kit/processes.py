@@ -82,11 +82,16 @@ def shared_memory(appliance: EmbeddedAppliance) -> list[str]:
     return [name for name in os.listdir("/dev/shm") if name.startswith(prefix)]
 
 
-def commits_of(appliance: EmbeddedAppliance, role: Role) -> int:
-    """How many transactions the controller, or the process of groups, has committed."""
+def word_of(appliance: EmbeddedAppliance, role: Role, index: int, word: ProcessWord) -> int:
+    """A word of a process in the appliance's control region."""
     [name] = [name for name in shared_memory(appliance) if name.endswith("-control")]
     region = Region.attach(f"/{name}", RegionKind.CONTROL)
     try:
-        return Control(region).process(role, 0).load(ProcessWord.COMMIT_COUNT)
+        return Control(region).process(role, index).load(word)
     finally:
         region.close()
+
+
+def commits_of(appliance: EmbeddedAppliance, role: Role) -> int:
+    """How many transactions the controller, or the process of groups, has committed."""
+    return word_of(appliance, role, 0, ProcessWord.COMMIT_COUNT)

@@ -4,7 +4,8 @@ Owner: the controller; each process has a `LaneSender`.
 Invariants:
 - A process that asks gets the whole catalog before any newer update.
 - Fronts, scheduler and group coordinator learn of a topic when it is complete, and of its end
-  before its files are removed.
+  before its files are removed. They learn of a change when it is carried out; a front or scheduler
+  that starts meanwhile waits for that (`appliance.control.publishing.feed_barrier`).
 Crash: nothing is kept. A successor publishes to every process again.
 """
 
@@ -18,17 +19,19 @@ from appliance.catalog.catalog import PartitionRow, Topic, delay_log_of
 from appliance.config import topic_config
 from appliance.control.placement.dedicated_workers import DedicatedWorkers
 from appliance.control.placement.partition_placement import PartitionPlacement
+from appliance.control.publishing.feed_barrier import FeedBarrier, is_known_to_clients
 from appliance.control.publishing.lane_sender import LaneSender
 from shm.memory.layout import ProcessWord, Role
 from shm.messages.lane_messages import REPLAY, Assignment, LaneKind
 from shm.tables.partition_table import PartitionTable
 from tailrace.core.error_codes import ErrorCode
+from tailrace.core.hash_slots import missing_sources
 
 _READERS = (Role.FRONT, Role.SCHEDULER, Role.GROUPS)
 """Processes that get complete topics only."""
 _FED_FINISHED = (Role.FRONT, Role.SCHEDULER)
-"""Processes that also get topics in change: the group coordinator deletes the offsets of topics
-that it does not know.
+"""Processes whose feed waits for the end of changes. That of the group coordinator has them as they
+are decided: it deletes the offsets of topics that it does not know.
 """
 
 
@@ -67,6 +70,7 @@ class MetadataPublisher:
         for out in outgoing:
             self._pace(out)
         self.placement = placement
+        self._barrier = FeedBarrier(topics, placement.lacks_memory)
         self._dedicated = dedicated
         self._connect_worker = connect_worker
         self._connect_groups = connect_groups
@@ -210,9 +214,9 @@ class MetadataPublisher:
             return not assignment.delay_of
         return True
 
-    def feed(self, *, pause_readers: bool = False) -> int:
-        """Begin the feed of each process that has asked for it; return their number.
-        `pause_readers`: fronts and scheduler must wait.
+    def feed(self, now_ns: int) -> int:
+        """Begin the feed of each process that has asked for it, and need not wait for a change;
+        return their number.
         """
         count = 0
         for out in self._outgoing:
@@ -220,13 +224,14 @@ class MetadataPublisher:
             if requested in (out.feeding, out.slot.load(ProcessWord.FED_GENERATION)):
                 continue
             if out.role in _FED_FINISHED and (
-                pause_readers or self.placement.awaits_workers(self._connected)
+                self.placement.awaits_workers(self._connected)
+                or not self._barrier.is_open((out.role, out.index), requested, now_ns)
             ):
                 continue
             for topic in self._topics.values():
-                # Fronts get complete topics only. A topic that is being deleted is not opened.
+                # A topic that is being deleted is not opened.
                 if topic.state == "deleting" or (
-                    out.role in _FED_FINISHED and topic.state != "active"
+                    out.role in _FED_FINISHED and not self._is_usable(topic)
                 ):
                     continue
                 for assignment in self._assignments(topic):
@@ -247,6 +252,21 @@ class MetadataPublisher:
             out.feeding = requested
             count += 1
         return count
+
+    def _is_usable(self, topic: Topic) -> bool:
+        """True if readers may know of a topic: one in change only where the barrier has lost its
+        patience. Its partitions are not ready then, while it would seem to be deleted otherwise.
+        """
+        if topic.state == "active":
+            return True
+        return (
+            is_known_to_clients(topic)
+            and not self.awaits_workers_of(topic)
+            and not any(
+                missing_sources(topic.slot_counts, row.partition, row.hand_over)
+                for row in topic.partitions
+            )
+        )
 
     def verifies_passwords(self, out: LaneSender) -> bool:
         """True for a gateway: they come behind the other fronts."""

@@ -35,10 +35,6 @@ from tailrace.protocol.json_messages import encode_error
 logger = logging.getLogger(__name__)
 
 CHANGE_TIMEOUT_NS = 30_000_000_000
-INHERITED_PATIENCE_NS = 5_000_000_000
-"""Longest wait of fronts and scheduler at start for a predecessor's decisions: a failing disk
-carries nothing out.
-"""
 CHANGES_MAX = 32
 DECIDED_AT_ONCE = 16
 CHANGES = (
@@ -58,7 +54,7 @@ class TopicChangeQueue:
     def __init__(
         self, catalog: Catalog, topics: dict[str, Topic], publisher: MetadataPublisher,
         decisions: TopicCommands, topic_bin: TopicBin, error_handler: CountedErrorHandler,
-        answer_max: int, start_ns: int,
+        answer_max: int,
     ) -> None:  # fmt: skip
         """`topics`: by name, as the controller knows them; changed here."""
         self._catalog = catalog
@@ -80,24 +76,6 @@ class TopicChangeQueue:
                 publisher.publish_to_readers(topic)
             publisher.publish_to_workers(topic)
             self._late[topic.topic_id] = topic
-        self._inherited = [topic for topic in self._late.values() if topic.state == "changing"]
-        self._inherited_until_ns = start_ns + INHERITED_PATIENCE_NS
-
-    def is_inheriting(self, now_ns: int) -> bool:
-        """True while topics are still changing as a predecessor decided.
-
-        A front that got the catalog now would report these topics as missing. It waits up to
-        INHERITED_PATIENCE_NS.
-        """
-        if now_ns >= self._inherited_until_ns:
-            self._inherited.clear()
-        self._inherited = [
-            topic
-            for topic in self._inherited
-            if self._late.get(topic.topic_id) is topic
-            and not self._publisher.placement.lacks_memory(topic)
-        ]
-        return bool(self._inherited)
 
     def is_waiting(self) -> bool:
         """True if a request or a decision is not finished."""

@@ -19,7 +19,6 @@ from appliance.control.request_fields import Requester
 from appliance.control.topics.bin import TopicBin
 from appliance.control.topics.change_queue import (
     DECIDED_AT_ONCE,
-    INHERITED_PATIENCE_NS,
     TopicChangeQueue,
 )
 from appliance.control.topics.topic_commands import TopicCommands
@@ -76,7 +75,7 @@ class World:
     def successor(self) -> TopicChangeQueue:
         """What a controller that starts now makes of the topics that are known."""
         return TopicChangeQueue(
-            self.catalog, self.topics, self, self.decisions, self.bin, self, 1 << 19, 0,  # type: ignore[arg-type]
+            self.catalog, self.topics, self, self.decisions, self.bin, self, 1 << 19,  # type: ignore[arg-type]
         )  # fmt: skip
 
     def on_error(self, what: str, error: Exception) -> str:
@@ -251,39 +250,6 @@ def test_an_altered_schema_is_a_version_of_its_own(tmp_path: pathlib.Path) -> No
     ):
         assert world.change(Api.ALTER_TOPICS, {"name": "t", **wrong})["code"] != 0
     assert world.topics["t"].versions == topic.versions
-
-
-def test_fronts_wait_for_what_a_predecessor_decided_but_not_for_ever(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = World(tmp_path)
-    assert not world.changes.is_inheriting(0)
-    world.ask(["one"])
-    monkeypatch.setattr(AppliedAtOnce, "read", lambda _self, _slot: DECIDED_ONLY)
-    world.changes.step(0)
-    assert not world.changes.is_inheriting(0), (
-        "it decided this itself: fronts hear of it when it is carried out"
-    )
-    successor = world.successor()
-    successor.step(0)
-    assert successor.is_inheriting(0)
-    monkeypatch.undo()
-    successor.step(0)
-    assert not successor.is_inheriting(0)
-    assert not world.successor().is_inheriting(0)
-
-
-def test_fronts_do_not_wait_for_a_disk_that_carries_nothing_out(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = World(tmp_path)
-    world.ask(["one"])
-    monkeypatch.setattr(AppliedAtOnce, "read", lambda _self, _slot: DECIDED_ONLY)
-    world.changes.step(0)
-    successor = world.successor()
-    assert successor.is_inheriting(INHERITED_PATIENCE_NS - 1)
-    assert not successor.is_inheriting(INHERITED_PATIENCE_NS)
-    assert successor.is_waiting()
 
 
 class SlotWorld(World):
