@@ -282,6 +282,24 @@ class Partitions:
                 count += 1
         return count
 
+    def take_up_new_epochs(self) -> int:
+        """Take up the partitions whose log's end the flusher has changed; return their number.
+
+        The next append to such a partition takes it up as well. Without one, a transaction that is
+        open there again would stay open: a revived log may have a batch that was refused because
+        its sync failed.
+        """
+        count = 0
+        for slot, partition in self.by_slot.items():
+            table, epoch = self._tables[partition.assignment.data_dir], partition.leader_epoch
+            if epoch == NO_EPOCH or table.append_state(slot)[1] == epoch:
+                continue
+            try:
+                count += self.on_new_epoch(partition)
+            except Exception as error:  # the boundary of one partition
+                self._error_handler.on_error(f"epoch_change slot={slot}", error)
+        return count
+
     def _forget(self, slot: int) -> None:
         assignment = self.by_slot.pop(slot).assignment
         self.open_transactions.forget(slot)

@@ -68,6 +68,9 @@ LANE_FREED_BYTES = 64 << 10
 LANE_QUANTUM = 64
 """Messages taken from one lane before the next lane's turn."""
 EXPIRY_INTERVAL_NS = 600_000_000_000
+EPOCHS_INTERVAL_NS = 10_000_000_000
+"""Interval of looking for partitions whose log's end has changed and to which nothing is appended.
+"""
 BLOCKED_RETRY_NS = 5_000_000
 """Retry interval of a worker with a full ring, if the doorbell of the process that frees space is
 lost (see `Ring.is_crowded`).
@@ -142,6 +145,7 @@ class Worker:
         self._rotation = 0
         self._timers: TimingWheel[Callable[[], None]] = TimingWheel(0, tick_ns=1_000_000_000)
         self._timers.add(0, self._expire_producers)
+        self._timers.add(0, self._take_up_new_epochs)
 
     @staticmethod
     def resume_positions(ring: RingWriter) -> dict[int, int]:
@@ -174,8 +178,8 @@ class Worker:
         work = self._read_lane(SOURCE_CONTROLLER, self._lanes[SOURCE_CONTROLLER])
         if self._opened.arriving:
             work += self._opened.take_up_arrived()
-        if work and transactions is None and len(self._opened.open_transactions):
-            self._request_coordinator()
+        if work and transactions is None:
+            self._request_coordinator_for_open()
         if self._fed:
             if transactions is not None:
                 work += self._read_lane(SOURCE_GROUPS, transactions.lane)
@@ -237,6 +241,16 @@ class Worker:
     def _expire_producers(self) -> None:
         self._timers.add(self._now_ns + EXPIRY_INTERVAL_NS, self._expire_producers)
         self._opened.expire_producers(self._now_us(), self._appender.producer_expiration_us)
+
+    def _take_up_new_epochs(self) -> None:
+        self._timers.add(self._now_ns + EPOCHS_INTERVAL_NS, self._take_up_new_epochs)
+        if self._opened.take_up_new_epochs() and self._transactions is None:
+            self._request_coordinator_for_open()
+
+    def _request_coordinator_for_open(self) -> None:
+        """Request the lanes to the transaction coordinator if a transaction is open."""
+        if len(self._opened.open_transactions):
+            self._request_coordinator()
 
     def has_more(self) -> bool:
         if self._appender.is_blocked or not self._runs():

@@ -16,7 +16,8 @@ from shm.crash_points import armed
 from shm.memory.layout import SlotState
 from shm.messages.transaction_messages import DecidedTransaction, Decision, RegisteredProducer
 from tailrace.core.error_codes import ErrorCode
-from tests.kit.batches import make_batch
+from tailrace.format.record_batch.batch_header import checksum_seed
+from tests.kit.batches import TOPIC_ID, make_batch
 from tests.kit.log_files.logs import Bench, assignment, simulated_regions
 from tests.kit.log_files.simdisk import SimDisk, SimFiles
 from tests.kit.stepped.coordinator import (
@@ -35,6 +36,7 @@ from tests.kit.stepped.coordinator import (
 from workers.append import partitions
 from workers.append.decision_progress import SETTLED_AFTER_NS
 from workers.append.transactions import RETRY_NS
+from workers.append.worker import EPOCHS_INTERVAL_NS
 from workers.flush.flusher_settings import FlusherSettings
 
 
@@ -366,6 +368,41 @@ def test_a_transaction_whose_batches_the_disk_refused_needs_no_marker() -> None:
     _pass_time(coordinator)
     assert progress(coordinator) == (ordinal, [])
     assert ends_of(it, 1) == []
+
+
+def test_a_refused_batch_that_comes_back_with_a_revived_log_does_not_stay_open() -> None:
+    """The disk took the batch, and failed when it was synced, and when the partition's file was to
+    say where the log ends. Nothing is appended afterwards.
+    """
+    it = make_bench(2)
+    coordinator = registered(it)
+    assert isinstance(it.files, SimFiles)
+
+    def hook(operation: str, path: str) -> None:
+        is_data = operation == "write" and path.endswith(".arrows")
+        if operation != "read" and not is_data and "/t-1/" in path:
+            raise OSError(errno.EIO, "broken", path)
+
+    results(it, make_batch(1, seed=checksum_seed(TOPIC_ID, 1)), slot=1)
+    it.files.disk.hook = hook
+    results(it, transactional(partition=1), slot=1)
+    assert it.table.read(1).log_end_offset == 1, "the batch is refused"
+    ordinal = coordinator.decide(1, [(PID, 0, ABORT)], [(PID, 1)])
+    coordinator.settle()
+    assert progress(coordinator) == (ordinal, [])
+    _mend(it)
+    _revive(it, 1)
+    state = it.table.read(1)
+    assert state.last_stable_offset < state.high_watermark, "the batch is there, and open"
+    it.now_ns += 2 * EPOCHS_INTERVAL_NS
+    _pass_time(coordinator)
+    _pass_time(coordinator)
+    assert coordinator.asked == [(PID, 0)]
+    coordinator.answer((PID, 0, ABORT))
+    coordinator.settle()
+    assert ends_of(it, 1) == [(0, 0, 2)]
+    state = it.table.read(1)
+    assert state.last_stable_offset == state.high_watermark
 
 
 @pytest.mark.parametrize("known", [False, True])
