@@ -73,7 +73,8 @@ class Settings:
     http_hosts: list[str] = setting(
         [],
         "Names under which browsers may open the console, beside its addresses and localhost: the "
-        "host's name in the network, or a proxy's. A page that another name leads here is refused.",
+        "host's name in the network, or a proxy's. A page that another name leads here is refused, "
+        "and so are the metrics, unless the name is the host's own or a scraper's token is given.",
         name="http.hosts",
     )
     metrics_topics: int = setting(

@@ -11,7 +11,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -42,11 +42,12 @@ THERE_ARE = "there are /, /metrics, /health/live and /health/ready"
 def pages(
     states: ProcessStates, address: Callable[[], str], site: LazySite, topics_max: int,
     logins: Callable[[], Logins] | None = None,
-    is_scraper: Callable[[str], bool] = lambda _token: False,
+    is_scraper: Callable[[str], bool] = lambda _token: False, host_names: Collection[str] = (),
 ) -> Page:  # fmt: skip
     """The WSGI application. `address`: a front's. `logins`: of an appliance that requires users:
     without one only its health, and the page's empty frame, are served. `is_scraper`: True for a
-    token that lets its holder read the metrics.
+    token that lets its holder read the metrics. `host_names`: names under which the metrics may be
+    asked for without such a token, beside addresses and localhost.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(StateCollector(states, address, topics_max))
@@ -55,9 +56,13 @@ def pages(
     def page(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         environ[IS_LET_IN] = lambda: logins is None or logins().refuse(environ) is None
+        if path == "/metrics":
+            may_scrape = is_scraper(_bearer_of(environ))
+            refusal = None if may_scrape else _refuse_foreign_name(environ, host_names)
+            if refusal is not None:
+                return _refused(refusal, start_response)
         if logins is not None and not path.startswith(OPEN) and path != "/":
-            is_metrics = path == "/metrics" and is_scraper(_bearer_of(environ))
-            refusal = None if is_metrics else logins().refuse(environ)
+            refusal = None if path == "/metrics" and may_scrape else logins().refuse(environ)
             if refusal is not None:
                 return _refused(refusal, start_response)
             environ[MAY_CHANGE] = logins().may_change(environ)
@@ -97,6 +102,17 @@ def pages(
 def _bearer_of(environ: dict[str, Any]) -> str:
     scheme, _, token = str(environ.get("HTTP_AUTHORIZATION", "")).partition(" ")
     return token.strip() if scheme == "Bearer" else ""
+
+
+def _refuse_foreign_name(environ: dict[str, Any], host_names: Collection[str]) -> Refusal | None:
+    """Refuse a browser that was led here under a foreign name. A request without a Host is served:
+    browsers send one.
+    """
+    if not environ.get("HTTP_HOST"):
+        return None
+    from appliance.observe.console.access.guard import refuse_stranger
+
+    return refuse_stranger(environ, host_names)
 
 
 def _refused(refusal: Refusal, start_response: StartResponse) -> Iterable[bytes]:
@@ -201,7 +217,7 @@ class HttpService(WSGIServer):
         self.set_app(
             pages(
                 states, address, LazySite(make_site), topics_max, logins if is_secured else None,
-                is_scraper,
+                is_scraper, host_names | {host.lower(), socket.gethostname().lower()},
             )
         )  # fmt: skip
         self.connections = connections

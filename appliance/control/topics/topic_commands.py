@@ -96,6 +96,8 @@ class TopicCommands:
             if existing.topic_id != topic_id or existing.state == "deleting":
                 raise TopicExistsError(f"topic {name!r} exists")
             return [existing]
+        if not _is_derived(item):  # a client's own: its records have no other way
+            self._check_collision(name)
         if any(topic.topic_id == topic_id for topic in self._topics.values()):
             raise InvalidRequestError("another topic has this topic_id; choose one at random")
         partitions = topic_config.check_partitions(item.get("partitions", 1))
@@ -126,6 +128,23 @@ class TopicCommands:
             if delay_schema:
                 decided.append(self._create_delay_log(decided[0], given, partitions, delay_schema))
         return decided
+
+    def _check_collision(self, name: str) -> None:
+        """Check that no other topic's name differs in `.` and `_` alone: Kafka's metrics make one
+        name of both. The other one is not named, since the client may not be allowed to see it.
+        Raises InvalidTopicNameError.
+        """
+        unified = name.replace(".", "_")
+        if "_" in unified and any(
+            len(other) == len(name)
+            and other.replace(".", "_") == unified
+            and topic.state != "deleting"
+            for other, topic in self._topics.items()
+        ):
+            raise InvalidTopicNameError(
+                f"Topic '{name}' collides with existing topic: another name differs from it in `.` "
+                "and `_` alone, and metrics of Kafka's tools make one name of both; choose another"
+            )
 
     def _check_quotas(self, name: str, topics_added: int, added: int) -> None:
         """Raises QuotaExceededError."""
@@ -228,6 +247,8 @@ class TopicCommands:
                 f"a topic {name!r} exists; bring the deleted one back under another name: "
                 f"tailrace topic undelete {topic.topic_id.hex()} --as NEWNAME"
             )
+        if name != topic.name:
+            self._check_collision(name)
         self._check_quotas(name, 1, len(topic.partitions))
         logs = self._bin.delay_logs_of(topic)
         if logs:
@@ -360,3 +381,9 @@ class TopicCommands:
                 "delete_records names another one"
             )
         return [] if validate_only else [self._catalog.delete_records(topic, before)]
+
+
+def _is_derived(item: dict[str, Any]) -> bool:
+    """True for a retry topic or dead-letter topic that a client makes."""
+    configs = item.get("configs")
+    return isinstance(configs, dict) and bool(configs.get("derived.from"))

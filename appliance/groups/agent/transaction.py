@@ -6,7 +6,8 @@ Invariants:
 - An answer is sent after the commit of its change.
 - An uncommitted change is undone in memory, too.
 - A failure of one group, or of one request, undoes the step. All other requests of the step are
-  redone at once.
+  redone at once. If the commit shows that one of them is invalid, each is redone with a commit of
+  its own.
 - An unusable database refuses requests with its error, and is opened again every REOPEN_NS.
 Crash: a successor reads the database. Uncommitted requests were not answered.
 """
@@ -26,7 +27,7 @@ from shm.runtime.error_handler import CountedErrorHandler
 from shm.runtime.logs.slow_operations import SLOW
 from shm.tables.control import ProcessSlot
 from tailrace.core.error_codes import ErrorCode
-from tailrace.core.errors import StorageError, TailraceError
+from tailrace.core.errors import InvalidRequestError, StorageError, TailraceError
 from tailrace.protocol.frame import WireError
 from tailrace.protocol.json_messages import encode_error
 
@@ -141,6 +142,8 @@ class StepTransaction:
         """The requests of this step that the service has handled."""
         self._writes = False
         """The commit has rows."""
+        self._redoes_apart = False
+        """Each request that is redone has a commit of its own: one of them is invalid."""
 
     # ---- the database ----------------------------------------------------------------------------
 
@@ -266,9 +269,14 @@ class StepTransaction:
         for _ in range(REDO_MAX):
             if not redo:
                 return
-            for requester, request in redo.items():
+            pending, redo = redo, {}
+            for requester, request in pending.items():
                 self.handle(requester, request)
-            redo = self._commit_once()
+                if self._redoes_apart:
+                    redo.update(self._commit_once())
+            if not self._redoes_apart:
+                redo = self._commit_once()
+            self._redoes_apart = False
         for requester in redo:
             self._answer(
                 requester,
@@ -295,6 +303,9 @@ class StepTransaction:
                 if duration_ns > SLOW.limit_ns:
                     SLOW.log("commit", duration_ns, requests=len(handled))
         failure, self._failure = self._failure, None
+        if failure is not None and not self._redoes_apart and _is_fault_of_request(failure):
+            self._redoes_apart = True
+            failure = _Failure(failure.error, True)
         if failure is not None:
             self._roll_back(store, service, failure, list(handled))
         elif self._writes:
@@ -335,6 +346,11 @@ class StepTransaction:
                 self._answer(requester, error.code, encode_error(error.detail))
             self.close()
             self._note_refusal(error)
+
+
+def _is_fault_of_request(failure: _Failure) -> bool:
+    """True when the commit has found a request invalid without saying which."""
+    return not failure.is_of_one and isinstance(failure.error, InvalidRequestError)
 
 
 def _should_redo(answer: Answer, request: Request, failure: _Failure) -> bool:

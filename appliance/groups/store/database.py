@@ -4,6 +4,7 @@ Owner: the process `groups`, alone. WAL, synchronous=FULL.
 Invariants:
 - The first write begins a transaction, `commit` or `rollback` ends it.
 - After a failed write the transaction can only be rolled back. `commit` raises the write's error.
+- A number beyond 64 bits is the fault of a request: InvalidRequestError, never an internal error.
 Crash: SQLite recovers the file. A change whose `commit` did not return was not answered to clients.
 """
 
@@ -21,7 +22,7 @@ from appliance.groups.store.file_watch import StoreWatch
 from appliance.groups.store.schema import MIGRATIONS, SCHEMA_VERSION, TABLES
 from shm.runtime.elapsed_time import MARK_EVERY_MS, ElapsedTime, Mark
 from shm.runtime.reserve_file import make_room
-from tailrace.core.errors import DiskFullError, StorageError, TailraceError
+from tailrace.core.errors import DiskFullError, InvalidRequestError, StorageError, TailraceError
 
 logger = logging.getLogger(__name__)
 _UNCHECKED = frozenset(("transactional_ids",))
@@ -40,6 +41,10 @@ def refusals() -> Iterator[None]:
     """Turn errors of SQLite into errors for clients."""
     try:
         yield
+    except OverflowError as error:
+        raise InvalidRequestError(
+            "a number of the request does not fit 64 bits; nothing of the request was kept"
+        ) from error
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
             raise DiskFullError(

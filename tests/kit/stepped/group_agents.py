@@ -30,7 +30,7 @@ from shm.runtime.error_handler import CountedErrorHandler
 from shm.tables.control import Control
 from shm.tables.partition_table import PartitionState, PartitionTable
 from tailrace.core.error_codes import ErrorCode, code_of
-from tailrace.core.errors import StorageError, TailraceError
+from tailrace.core.errors import InvalidRequestError, StorageError, TailraceError
 from tailrace.protocol.frame import Api
 from tests.kit.memory import simulated
 from tests.kit.stepped.fronts import SilentBell
@@ -58,6 +58,8 @@ class ToldStore:
             write()
         if self.written and self.failure is not None:
             raise self.failure
+        if any("invalid" in row for row in self.written):
+            raise InvalidRequestError("a number that cannot be")
         if self.written:
             self.committed.append(self.written)
             self.written = []
@@ -71,7 +73,7 @@ class ToldStore:
 
 class ToldService:
     """COMMIT_OFFSETS writes its body; a request with "raise" fails, one with "push" pushes, one
-    with "size" has an answer of so many bytes.
+    with "size" has an answer of so many bytes, one with "invalid" cannot be committed.
     """
 
     def __init__(self, store: ToldStore) -> None:

@@ -178,6 +178,29 @@ def test_a_failure_between_decision_and_news_is_carried_out_all_the_same(
     }
 
 
+def test_a_new_name_that_kafkas_metrics_would_take_for_another_topics_is_refused(
+    tmp_path: pathlib.Path,
+) -> None:
+    world = World(tmp_path)
+    world.ask(["a.b_c", "a_b.c", "a.b_c2", "a.b-c", "ab", "a_b.d"])
+    world.run()
+    results = world.answers.pop()[1]["results"]
+    assert [result["code"] for result in results] == [0, ErrorCode.INVALID_TOPIC_NAME, 0, 0, 0, 0]
+    assert results[1]["message"].startswith("Topic 'a_b.c' collides with existing topic: ")
+    assert "a.b_c" not in results[1]["message"], "its creator may not be allowed to see it"
+    derived = {"name": "a.b.c", "configs": {"derived.from": "0" * 31 + "1"}}
+    assert world.change(Api.CREATE_TOPICS, derived)["code"] == 0, "retries go on"
+    world.change(Api.DELETE_TOPICS, {"name": "a.b.c"})
+    again = world.change(Api.CREATE_TOPICS, {"name": "a.b_c"})
+    assert again["code"] == ErrorCode.TOPIC_EXISTS
+    world.topics["a_b_d"] = world.topics["a_b.d"]._replace(name="a_b_d")  # of an earlier version
+    altered = {"name": "a_b.d", "configs": {"retention.ms": 60_000}}
+    assert world.change(Api.ALTER_TOPICS, altered)["code"] == 0
+    del world.topics["a_b_d"]
+    world.change(Api.DELETE_TOPICS, {"name": "a.b_c"})
+    assert world.change(Api.CREATE_TOPICS, {"name": "a_b.c"})["code"] == 0
+
+
 def test_a_large_request_is_decided_a_few_at_a_time_and_before_what_came_later(
     tmp_path: pathlib.Path,
 ) -> None:

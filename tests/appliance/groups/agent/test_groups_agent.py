@@ -129,6 +129,22 @@ def test_a_request_that_fails_unexpectedly_is_answered_and_costs_no_other_of_its
     assert world.codes() == {5: ErrorCode.OK}
 
 
+def test_a_request_that_the_commit_finds_invalid_costs_no_other_of_its_step(
+    world: AgentWorld,
+) -> None:
+    for number in range(5):
+        fault = {"invalid": 1} if number in (1, 3) else {}
+        world.ask(Api.COMMIT_OFFSETS, {"n": number, **fault}, correlation_id=number)
+    world.step()
+    refused = dict.fromkeys((1, 3), ErrorCode.INVALID_REQUEST)
+    assert world.codes() == {**dict.fromkeys((0, 2, 4), ErrorCode.OK), **refused}
+    assert [row["n"] for rows in world.store.committed for row in rows] == [0, 2, 4]
+    world.ask(Api.COMMIT_OFFSETS, {"n": 5}, correlation_id=5)
+    world.ask(Api.COMMIT_OFFSETS, {"n": 6}, correlation_id=6)
+    world.step()
+    assert len(world.store.committed[-1]) == 2, "the next step has one commit again"
+
+
 def test_timers_that_fail_are_tried_again_later_and_do_not_spin(world: AgentWorld) -> None:
     world.service.timer_failure = RuntimeError("nobody expected this")
     world.service.deadline_ns = world.now_ns

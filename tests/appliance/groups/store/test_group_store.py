@@ -27,7 +27,7 @@ from appliance.groups.store.transaction_rows import TransactionRows
 from appliance.groups.transactions.branches.pool import pool_of
 from appliance.groups.transactions.ids.prepared_mark import prepared_of
 from tailrace.core.error_codes import ErrorCode
-from tailrace.core.errors import DiskFullError, StorageError
+from tailrace.core.errors import DiskFullError, InvalidRequestError, StorageError
 from tailrace.protocol.frame import Api
 from tests.appliance.groups.kit import Bench, Client, Refused, settle
 
@@ -360,6 +360,24 @@ def test_a_transaction_in_which_a_write_failed_is_never_kept_in_part(tmp_path: P
     store.put_groups([GROUP])
     store.commit()
     assert store.groups("consumer") == [GROUP]
+    store.close()
+
+
+def test_a_number_beyond_64_bits_is_refused_and_nothing_of_its_transaction_is_kept(
+    tmp_path: Path,
+) -> None:
+    store = GroupStore(str(tmp_path / "groups.db"))
+    for use in (
+        lambda: store.group(1 << 63),
+        lambda: list(store.read_each("SELECT ?", (-(1 << 63) - 1,))),
+        lambda: store.put_groups([GROUP, GROUP._replace(group_id=2, epoch=1 << 63)]),
+    ):
+        with pytest.raises(InvalidRequestError, match="64 bits"):
+            use()
+    with pytest.raises(InvalidRequestError, match="64 bits"):
+        store.commit()
+    store.rollback()
+    assert store.groups("consumer") == []
     store.close()
 
 

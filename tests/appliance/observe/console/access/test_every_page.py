@@ -84,10 +84,17 @@ class Console:
             "appliance.observe.http_service.make_wsgi_app", lambda _registry: self._metrics
         )
         monkeypatch.setattr("appliance.observe.http_service.StateCollector", NoMetrics)
-        self._pages = pages(
-            states, "".format, LazySite(lambda: site), 1, lambda: self.logins,
-            lambda token: token == SCRAPER,
+        self._pages, self._without_users = (
+            pages(
+                states, "".format, LazySite(lambda: site), 1, logins,
+                lambda token: token == SCRAPER, {"broker.example"},
+            )
+            for logins in (lambda: self.logins, None)
         )  # fmt: skip
+
+    def end_users(self) -> None:
+        """Serve as an appliance does that requires no users."""
+        self._pages = self._without_users
 
     @staticmethod
     def _metrics(_environ: dict[str, Any], start_response: Any) -> list[bytes]:
@@ -168,8 +175,26 @@ def test_who_may_read_changes_nothing(console: Console, method: str, path: str) 
     assert not is_served(console, method, path, stolen)
     foreign = {**changer, "HTTP_AUTHORIZATION": f"Bearer {of_changer}"}
     foreign["HTTP_ORIGIN"] = "http://evil.example"
-    if path != "/metrics":  # read by scrapers, which have no origin
-        assert not is_served(console, method, path, foreign)
+    assert not is_served(console, method, path, foreign)
+
+
+@pytest.mark.parametrize("requires_users", [True, False])
+def test_a_page_that_was_led_here_under_a_foreign_name_reads_no_metrics(
+    console: Console, requires_users: bool
+) -> None:
+    session, _ = console.login("reader")
+    scraper = {"HTTP_AUTHORIZATION": f"Bearer {SCRAPER}"}
+    if not requires_users:
+        console.end_users()
+    for host in ("evil.example", "127.0.0.1.evil.example:7400"):
+        status, pieces = console.ask("GET", "/metrics", **session, HTTP_HOST=host)
+        assert status.startswith("421")
+        assert b"http.hosts" in next(pieces)
+        assert is_served(console, "GET", "/metrics", {**scraper, "HTTP_HOST": host})
+    for host in ("broker.example:7400", "10.1.2.3", "[::1]:7400", ""):
+        assert is_served(console, "GET", "/metrics", {**session, "HTTP_HOST": host})
+    evil = {**session, "HTTP_ORIGIN": "http://evil.example"}
+    assert not is_served(console, "GET", "/metrics", evil)
 
 
 @pytest.mark.parametrize("name", changes.CHANGES)
