@@ -212,7 +212,7 @@ PLANTED: list[tuple[Plant, int]] = [
     (_accept_late_batches, 0),
     (_leave_the_epoch, 0),
     (_publish_early, 0),
-    (_keep_no_rows, 34),
+    (_keep_no_rows, 47),
     (_end_any_epoch, 3),
     (_forget_what_is_open, 1),
     (_let_old_owners_go_on, 0),
