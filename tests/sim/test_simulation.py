@@ -305,4 +305,4 @@ def test_a_state_that_is_published_before_it_is_written_is_found(
             partition_table, "read_state", check
         )  # with the invariants, and without them
         with pytest.raises((AssertionError, TailraceError)):
-            _search(37)
+            _search(19)
