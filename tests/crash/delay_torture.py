@@ -396,6 +396,7 @@ class DelayTorture(TortureBase[Counts]):
         threads = [self.thread(self._produce, f"p{n}", n) for n in range(2)]
         threads += [self.thread(self._alter)] if self._is_typed else []
         threads += [self.thread(self._transact, n) for n in range(self._programs)]
+        threads += [] if self._is_typed else [self.thread(self.alter_settings, [TOPIC])]
         self.disturb(
             enough, [*threads, self.thread(self._change), self.thread(self._keep_consuming)]
         )

@@ -191,7 +191,8 @@ class GroupTorture(TortureBase[Counts]):
             self._start_member(kind) for kind in KINDS for _ in range(self._members_each)
         ]
         try:
-            self.disturb(enough, [self.thread(self._produce), self.thread(self._disturb_members)])
+            loads = [self.thread(self._produce), self.thread(self._disturb_members)]
+            self.disturb(enough, [*loads, self.thread(self.alter_settings, [TOPIC])])
             self._let_them_finish()
         finally:
             self._stop_members()

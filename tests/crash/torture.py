@@ -16,6 +16,7 @@ from typing import Any
 
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tailrace.core.errors import TailraceError
+from tests.crash import compacted_load
 from tests.crash.compacted_load import BYTES_PER_SECOND, CompactedCounts, CompactedLoad
 from tests.crash.disturbance import Harm
 from tests.crash.torture_base import Enough, TortureBase, run_from_command_line, run_torture
@@ -124,6 +125,7 @@ class Torture(TortureBase[Counts]):
             for n in range(2)
         ]
         threads += [self.thread(self.compacted.follow), self.thread(self.compacted.compact)]
+        threads += [self.thread(self.alter_settings, [TOPIC, compacted_load.TOPIC])]
         self.disturb(enough, threads)
         assert self.counts.failed == 0, (
             f"{self.counts.failed} records were given up: {self.reasons.most_common(5)}"

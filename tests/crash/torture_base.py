@@ -9,17 +9,21 @@ Invariants:
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
+from tailrace import Admin
+from tailrace.core.errors import TailraceError
 from tests.crash.disturbance import DisturbedAppliance, Harm
 
 CountsT = TypeVar("CountsT")
+ALTERATION_INTERVAL_S = 0.2
 Enough = Callable[[CountsT], bool]
 """Told what was counted so far; true when the faults may end."""
 
@@ -58,6 +62,18 @@ class TortureBase(Generic[CountsT]):
         started = threading.Thread(target=guarded, name=load.__name__)
         started.start()
         return started
+
+    def alter_settings(self, topics: Sequence[str]) -> None:
+        """A load: settings of topics that are in use change all the time."""
+        with Admin(self.address, request_timeout_ms=20_000) as admin:
+            for days in itertools.cycle(range(7, 14)):
+                if self._stop.wait(ALTERATION_INTERVAL_S):
+                    return
+                try:
+                    admin.alter_topics({topic: {"retention.ms": f"{days}d"} for topic in topics})
+                except TailraceError as error:
+                    if not error.retriable:
+                        raise
 
     def disturb(self, enough: Enough[CountsT], threads: list[threading.Thread]) -> None:
         """Make faults until `enough`, then let the load end. Raises what a thread of it has

@@ -195,6 +195,7 @@ class TransactionTorture(TortureBase[Counts]):
         threads = [self.thread(self._write, n) for n in range(WRITERS)]
         threads += [self.thread(self._transform, n) for n in range(TRANSFORMERS)]
         threads += [self.thread(self._read), self.thread(self._run_jobs)]
+        threads += [self.thread(self.alter_settings, [FIRST, SECOND, OUTPUT, ROWS])]
 
         def is_enough(counts: Counts) -> bool:
             self._count_jobs()
