@@ -2,7 +2,8 @@
 
 Invariants:
 - Rows of a partition keep their order.
-- Every piece has exactly the topic's schema and at least one row.
+- Every piece has exactly the topic's schema and at least one row. Floats that the schema rounds
+  stay beside it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailrace.batch import exact_floats
 from tailrace.batch.arrow_codec import cut_out, timestamp_range
 from tailrace.batch.encoded_rows import EncodedRows
 from tailrace.batch.frame_encoder import default_rows, typed_rows
@@ -152,15 +154,25 @@ def fitting(
     if version is None:
         return None
     older = conform(table, history.schema(version))
+    converted, schema = [], history.target
     try:
-        for batch in older.to_batches():
-            history.check_kept(batch, version)
-        converted = [history.convert(batch, version) for batch in older.to_batches()]
+        for batch in exact_floats.beside(table, older).to_batches():
+            rows, exact = exact_floats.apart(batch, len(older.schema))
+            history.check_kept(rows, version)
+            rows = history.convert(rows, version)
+            if exact is not None:  # `cut` rounds what the topic rounds
+                places = [source.column for source in history.sources(version)]
+                rows = exact_floats.with_exact(
+                    rows,
+                    {places.index(place): each for place, each in exact.items() if place in places},
+                )
+            converted.append(rows)
+            schema = rows.schema
     except UnsupportedBatchError as error:
         raise SchemaMismatchError(error.detail) from None
     if key_column is not None:
         key_column = history.renamed(key_column, version) or key_column
-    table = pa.Table.from_batches(converted, history.target)
+    table = pa.Table.from_batches(converted, schema)
     if delay_column in whole.column_names:
         table = table.append_column(delay_column, whole.column(delay_column))
     return table, key_column
@@ -293,6 +305,8 @@ class FrameSlice(NamedTuple):
     """The hash slot of each row, STAYS without a key. Only for topics with hash slots, and rows
     that were routed by it.
     """
+    exact: exact_floats.Exact | None = None
+    """The given values of float columns that the schema rounds."""
 
 
 def cut(
@@ -341,7 +355,9 @@ def cut(
         )
     if not info.typed:
         table = _with_default_columns(table, stamp_us)
-    table = conform(table, info.schema)
+    given, table = table, conform(table, info.schema)
+    if info.typed:
+        table = exact_floats.beside(given, table)
     if not table.num_rows:
         return
     numbers, slots = None, given_slots
@@ -361,8 +377,9 @@ def cut(
                     None if its_slots is None else its_slots[start : start + piece.num_rows]
                 )
                 start += piece.num_rows
+                rows, exact = exact_floats.apart(piece, len(info.schema))
                 yield FrameSlice(
-                    int(number), piece, size, timestamp_range(piece, stamp_us), piece_slots
+                    int(number), rows, size, timestamp_range(rows, stamp_us), piece_slots, exact
                 )
 
 

@@ -198,6 +198,15 @@ def to_batches(frame: Any) -> Sequence[pa.RecordBatch]:
     return [frame] if isinstance(frame, pa.RecordBatch) else to_table(frame).to_batches()
 
 
+def narrow_floats(schema: pa.Schema) -> tuple[int, ...]:
+    """The places of float columns that can be widened."""
+    return tuple(
+        place
+        for place, kind in enumerate(schema.types)
+        if pa.types.is_floating(kind) and kind.bit_width < 64
+    )
+
+
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Cast `table` safely to exactly the columns of `schema`.
 

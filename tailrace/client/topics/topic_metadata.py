@@ -57,6 +57,7 @@ class TopicInfo:
         self._schema: pa.Schema | None = None
         self._columns: frozenset[str] | None = None
         self._defaults: dict[str, Any] | None = None
+        self._narrow_floats: tuple[int, ...] | None = None
         self.delay_of = delay_of
         """The topic's name, of a delay log."""
         self.topic: TopicInfo = self
@@ -133,6 +134,15 @@ class TopicInfo:
                 DELAY_COLUMNS if self.delay_of else ()
             )
         return self._columns
+
+    @property
+    def narrow_floats(self) -> tuple[int, ...]:
+        """The places of the columns of a typed topic that are floats of less than 64 bits."""
+        if self._narrow_floats is None:
+            from tailrace.format.schema import narrow_floats
+
+            self._narrow_floats = narrow_floats(self.schema)
+        return self._narrow_floats
 
     @property
     def column_defaults(self) -> dict[str, Any]:

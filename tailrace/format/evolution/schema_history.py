@@ -136,6 +136,16 @@ class SchemaHistory:
                     f"{field.type} now; send the rows again with that type"
                 )
 
+    def widened(self, schema_id: int) -> dict[int, pa.DataType]:
+        """Place of a column of a version -> its type in the target, of those that have a wider one
+        there.
+        """
+        return {
+            source.column: field.type
+            for source, field in zip(self.sources(schema_id), self.target, strict=True)
+            if source.is_widened
+        }
+
     def version_with(self, names: Sequence[str]) -> int | None:
         """The schema id of the newest version before the target with exactly these columns."""
         for number in range(self._target - 1, -1, -1):

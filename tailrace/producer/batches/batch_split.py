@@ -63,6 +63,11 @@ def split_in_halves(batch: ProducerBatch) -> tuple[ProducerBatch, ProducerBatch]
         frame = batch.rebuilt_frame()
         left.frame = arrow_codec.cut_out(frame, 0, middle)
         right.frame = arrow_codec.cut_out(frame, middle, batch.count - middle)
+        if batch.exact is not None:
+            from tailrace.batch import exact_floats
+
+            left.exact = exact_floats.sliced(batch.exact, 0, middle)
+            right.exact = exact_floats.sliced(batch.exact, middle, batch.count - middle)
     for row, callback in batch.callbacks or ():
         if row < middle:
             left.add_callback(row, callback)
@@ -161,6 +166,10 @@ def _split_by_partition(batch: ProducerBatch, targets: list[int]) -> list[Produc
             part.rows = batch.rows.picked(rows)
         else:
             part.frame = frame.take(rows)
+            if batch.exact is not None:
+                from tailrace.batch import exact_floats
+
+                part.exact = exact_floats.picked(batch.exact, rows)
         parts.append(part)
     for row, callback in batch.callbacks or ():
         index, there = places[row]

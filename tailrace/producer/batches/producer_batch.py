@@ -41,6 +41,7 @@ from tailrace.kernel import ObjectBuffer, OpenBatch, encoded_batch, keep_message
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from tailrace.batch.exact_floats import Exact
     from tailrace.batch.frames import FrameSlice
 
 BATCH_OVERHEAD_BYTES = 2048
@@ -122,6 +123,7 @@ class ProducerBatch(OpenBatch):
         "dues_us",
         "epoch",
         "error",
+        "exact",
         "frame",
         "info",
         "is_closing",
@@ -181,6 +183,10 @@ class ProducerBatch(OpenBatch):
         one. With LogAppendTime it is the appliance's.
         """
         self.frame: pa.RecordBatch | EncodedRows | None = None
+        self.exact: Exact | None = None
+        """The given values of float columns that the schema of `info` rounds, known once it is
+        encoded. A conversion to a wider type takes these.
+        """
         self.data: bytearray | None = None
         self.attempts = 0
         self.last_refusal = ""
@@ -219,7 +225,7 @@ class ProducerBatch(OpenBatch):
     ) -> ProducerBatch:
         """Make a ready batch of rows that are columns already."""
         batch = cls(completion, info, piece.partition, created_ns, order)
-        batch.frame = piece.rows
+        batch.frame, batch.exact = piece.rows, piece.exact
         if info.delay_of:
             batch.dues_us = batch.rebuilt_frame().column(DUE_COLUMN).to_numpy()
         batch.count = piece.rows.num_rows
@@ -273,6 +279,10 @@ class ProducerBatch(OpenBatch):
             if defaults:
                 values = [{**defaults, **row} for row in values]
             rows = arrow_codec.rows_from_dicts(values, self.info.schema)
+            if self.info.narrow_floats:
+                from tailrace.batch import exact_floats
+
+                self.exact = exact_floats.of_rows(values, rows, self.info.narrow_floats)
         else:
             rows = self.rows.frame()
         if self.info.delay_of:
@@ -300,7 +310,7 @@ class ProducerBatch(OpenBatch):
                 )  # fmt: skip
                 if sent_as is not None:
                     self.frame = self._from_rows() if self.frame is None else self.rebuilt_frame()
-                    frame = _converted(self.frame, info, sent_as)
+                    frame = _converted(self.frame, self.exact, info, sent_as)
                     self.data = arrow_codec.encode_as(frame, header, seed, compression)
                 elif compression == "none" and isinstance(self.frame, EncodedRows):
                     message, body_crc = self.frame.message(HEADER_BYTES)
@@ -416,16 +426,23 @@ class ProducerBatch(OpenBatch):
         if self.data is not None and len(self.data) >= LARGE_BYTES:
             keep_message(self.data)
         self.data = None
-        self.frame = None
+        self.frame = self.exact = None
         if self.waiter is not None:
             self.waiter.set()
 
 
-def _converted(frame: pa.RecordBatch, info: TopicInfo, sent_as: TopicInfo) -> pa.RecordBatch:
+def _converted(
+    frame: pa.RecordBatch, exact: Exact | None, info: TopicInfo, sent_as: TopicInfo
+) -> pa.RecordBatch:
     """Rows of the schema of `info` in that of `sent_as`. Raises SchemaMismatchError."""
+    history = sent_as.history
     try:
-        sent_as.history.check_kept(frame, info.schema_id)
-        return sent_as.history.convert(frame, info.schema_id)
+        history.check_kept(frame, info.schema_id)
+        if exact is not None:
+            from tailrace.batch import exact_floats
+
+            frame = exact_floats.with_exact(frame, exact, history.widened(info.schema_id))
+        return history.convert(frame, info.schema_id)
     except UnsupportedBatchError as error:
         raise SchemaMismatchError(error.detail) from None
 

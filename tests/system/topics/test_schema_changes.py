@@ -364,6 +364,32 @@ def test_a_column_that_was_added_later_cannot_be_the_key_of_all_rows(admin: Admi
     admin.alter_topics({"keyed-later": {**compact, "key.column": "name"}})
 
 
+def test_a_producer_that_has_not_met_a_widening_sends_floats_as_they_were_given(
+    running: EmbeddedAppliance, admin: Admin
+) -> None:
+    """It encodes them in the narrower type first, and is refused."""
+    narrow, wide = (
+        pa.schema([("id", pa.int64()), ("price", kind)]) for kind in (pa.float32(), pa.float64())
+    )
+    sends: list[Any] = [
+        lambda producer, name: producer.send(name, {"id": 1, "price": 19.99}),
+        lambda producer, name: producer.send_arrow(name, pa.table({"id": [1], "price": [19.99]})),
+    ]
+    for number, send in enumerate(sends):
+        name = f"prices-{number}"
+        admin.create_topics(NewTopic(name, configs={"delay.enabled": True}, schema=narrow))
+        with Producer(running.address) as producer:
+            producer.send(name, {"id": 0, "price": 0.5}).result(60)
+            admin.alter_topics(schema={name: wide})
+            send(producer, name).result(60)
+            producer.send(
+                name, {"id": 2, "price": 19.99}, deliver_after=dt.timedelta(milliseconds=1)
+            ).result(60)
+        with Consumer(name, bootstrap=running.address, auto_offset_reset="earliest") as consumer:
+            found = [row["price"] for row in read(consumer, 3)]
+        assert found == [0.5, 19.99, 19.99]
+
+
 def test_a_value_that_the_newest_schema_cannot_hold_names_its_offsets(
     running: EmbeddedAppliance, admin: Admin
 ) -> None:
