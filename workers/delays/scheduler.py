@@ -312,11 +312,25 @@ class Scheduler:
                     self._link(log).lane.payload_max,
                 )  # fmt: skip
             except Exception as error:  # boundary: files, schemas or metadata may be invalid
-                state = self._tables[log.data_dir].read(log.slot)
-                if state.topic_id != log.topic_id or state.state is SlotState.DELETED:
-                    self._await_log(key)  # it was removed meanwhile
-                    continue
-                self._note_trouble(key, topic, error, is_open=False)
+                if not self._await_removal(key, error):
+                    self._note_trouble(key, topic, error, is_open=False)
+
+    def _await_removal(self, key: tuple[str, int], error: Exception) -> bool:
+        """Await a log that is being removed. False: the error has another cause.
+
+        The flusher takes the directory away first and shows it then.
+        """
+        log = self._assignments[key]
+        state = self._tables[log.data_dir].read(log.slot)
+        is_removed = state.topic_id != log.topic_id or state.state is SlotState.DELETED
+        if not is_removed and isinstance(error, FileNotFoundError):
+            known = self._troubles.get(key)
+            is_new = known is None or (not known.reason and known.wait_ns < REOPEN_NS)
+            directory = f"{self._data_dirs[log.data_dir]}/{log.directory_name}"
+            is_removed = is_new and not self._files.exists(directory)
+        if is_removed:
+            self._await_log(key)
+        return is_removed
 
     def _await_log(self, key: tuple[str, int]) -> None:
         """Look again soon for a log that its flusher has yet to make, or has removed."""
@@ -339,7 +353,8 @@ class Scheduler:
             self._error_handler.on_error(
                 f"topic={partition.topic.topic} partition={partition.topic.partition}", error
             )
-        self._note_trouble(key, partition.topic, error, is_open=True)
+        if not self._await_removal(key, error):
+            self._note_trouble(key, partition.topic, error, is_open=True)
         try:
             self._close(key)
         except OSError as close_error:

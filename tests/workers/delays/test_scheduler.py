@@ -58,8 +58,7 @@ class Running:
         )
         feed = LaneWriter(regions["controller"])
         world = DelayWorld(0)
-        disk = SimDisk()
-        files = SimFiles(disk)
+        files = self.files = SimFiles(SimDisk())
         self.logs: list[Assignment] = []
         self.table = PartitionTable(memory.simulated(RegionKind.TABLE, TableLayout(16).size, 16))
         for number, name in enumerate(names):
@@ -145,6 +144,47 @@ def test_a_log_that_its_flusher_has_yet_to_make_is_awaited_without_an_error(
     running.step(1)
     assert running.open_topics() == {"orders"}
     assert not caplog.records
+
+
+@pytest.mark.parametrize("was_open", [True, False])
+def test_a_log_that_its_flusher_is_just_removing_is_no_trouble(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, was_open: bool
+) -> None:
+    """Its directory is in the bin, and the table does not show it as deleted yet."""
+    running = Running(["orders"], are_logs_made=was_open)
+    running.step()
+    assert running.open_topics() == ({"orders"} if was_open else set())
+    running.make_logs()
+    running.files.rename("/data/orders@delay-0", "/data/.bin")
+    if was_open:
+        missing = "/data/orders@delay-0/00000000000000000000.arrows"
+        reader = running.scheduler._open[running.logs[0].topic_id.hex(), 0]._follower
+        monkeypatch.setattr(reader, "read", lambda *_: running.files.open_for_read(missing))
+        log = running.logs[0]
+        state = running.table.read(log.slot)
+        running.table.write(log.slot, state._replace(high_watermark=1, log_end_offset=1))
+    for _ in range(4):
+        running.step(0.02)
+    assert not running.open_topics()
+    assert not caplog.records
+    log = running.logs[0]
+    gone = PartitionState.empty(log.topic_id, log.partition, SlotState.DELETED, log.version)
+    running.table.write(log.slot, gone)
+    running.step(2)
+    assert not caplog.records
+
+
+def test_a_log_whose_directory_stays_away_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    running = Running(["orders"])
+    running.files.rename("/data/orders@delay-0", "/data/elsewhere")
+    for _ in range(10):
+        running.step(1)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "delays_not_opened" in said
+    assert "No such file" in said
+    running.files.rename("/data/elsewhere", "/data/orders@delay-0")
+    running.step(2)
+    assert running.open_topics() == {"orders"}
 
 
 def test_a_partition_that_fails_is_closed_said_and_tried_again_later_each_time_and_others_go_on(
