@@ -95,7 +95,7 @@ def test_parts_of_a_batch_have_the_given_floats(make: Any) -> None:
     half.slots = [0, 1, 0]
     slots = [{"slots": "0"}, {"slots": "1"}]
     newest = topic(FIRST, SECOND, partitions=slots)
-    newest.owners = bytes([0, 1])  # type: ignore[assignment]
+    newest.owners = bytes([0, 1])
     parts = rerouted(half, newest)
     assert parts is not None
     assert [[row["cost"] for row in rows_of(part)] for part in parts] == [[math.inf, 1e300], [0.5]]
