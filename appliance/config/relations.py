@@ -65,6 +65,7 @@ def conflicts(settings: Settings, topology: Topology) -> Iterator[Conflict]:
     yield from _sizes(settings)
     yield from _topic_defaults(settings)
     yield from _quotas(settings)
+    yield from _group_settings(settings)
     if settings.group_session_timeout_min_ms > settings.group_session_timeout_max_ms:
         yield Conflict(
             ("group.session.timeout.min.ms", "group.session.timeout.max.ms"),
@@ -102,6 +103,17 @@ def _quotas(settings: Settings) -> Iterator[Conflict]:
         parse_rules(settings.quotas)
     except InvalidSettingError as error:
         yield Conflict(("quotas",), error.detail)
+
+
+def _group_settings(settings: Settings) -> Iterator[Conflict]:
+    if not settings.kafka_group_settings:
+        return
+    from shm.messages.kafka_group_settings import parse_groups  # only where a group has settings
+
+    try:
+        parse_groups(settings.kafka_group_settings)
+    except InvalidSettingError as error:
+        yield Conflict(("kafka.group.settings",), error.detail)
 
 
 def _addresses(settings: Settings) -> Iterator[Conflict]:

@@ -195,6 +195,14 @@ class Settings:
         "to.",
         name="kafka.advertised",
     )
+    kafka_group_settings: list[str] = setting(
+        [],
+        "Settings of groups for their Kafka members, a text for each group: `group=NAME "
+        "setting=value ...`. `kafka-configs --entity-type groups` changes them; docs/kafka.md has "
+        "their names.",
+        name="kafka.group.settings",
+        live=True,
+    )
     kafka_num_partitions: int = setting(
         1,
         "Partitions of a topic that a Kafka client creates without a number, or by using it "

@@ -98,6 +98,7 @@ class ProcessSpecs:
             "fronts": s.front_count, "gateways": s.gateways,
             "kafka.listen": s.kafka_listen, "kafka.advertised": s.kafka_advertised,
             "kafka.num.partitions": s.kafka_num_partitions,
+            "kafka.group.settings": s.kafka_group_settings,
             "kafka.sasl.enabled.mechanisms": s.kafka_sasl_enabled_mechanisms,
             "kafka.sasl.plain_without_tls": s.kafka_sasl_plain_without_tls,
             "kafka.sasl.oauthbearer.jwks": credential_path(s.kafka_oauth_jwks),

@@ -41,7 +41,7 @@ MAX_BYTES = 4 << 20
 LAYOUT = read_schema(to_message(DEFAULT_SCHEMA))
 ROUTE: Any = SimpleNamespace(
     topic_id=b"t" * 16, partition=0, typed=False, settings={}, older_schemas={},
-    schema=to_message(DEFAULT_SCHEMA), schema_id=0,
+    schema=to_message(DEFAULT_SCHEMA), schema_id=0, created_us=0,
 )  # fmt: skip
 SEED = checksum_seed(ROUTE.topic_id, ROUTE.partition)
 START_MS = 1_700_000_000_000

@@ -117,8 +117,10 @@ def encode(
     return encode_as(batch, header, seed, compression)
 
 
-def encode_as(batch: pa.RecordBatch, header: BatchHeader, seed: int, compression: str) -> bytearray:
-    """Encode `batch` with this header."""
+def encode_as(
+    batch: pa.RecordBatch, header: BatchHeader, seed: int, compression: str | pa.Codec
+) -> bytearray:
+    """Encode `batch` with this header. `compression` is a name, or a codec with its level."""
     if compression == "none":
         return insert_header(batch.serialize(), header, seed)
     header.attributes |= ATTRIBUTE_COMPRESSED

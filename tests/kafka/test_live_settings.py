@@ -15,12 +15,13 @@ from tests.kit.peers.bearer_tokens import Provider, first_message, write_keys
 from tests.kit.peers.raw_kafka import RawKafka
 from tests.kit.processes import wait_until
 
-METADATA, HANDSHAKE, CREATE_TOPICS, AUTHENTICATE = 3, 17, 19, 36
+METADATA, HANDSHAKE, CREATE_TOPICS, AUTHENTICATE, SHARE_HEARTBEAT = 3, 17, 19, 36, 76
 BROKER = ConfigResource("broker")
 LOGIN_SETTINGS = {
     "kafka.sasl.enabled.mechanisms", "kafka.sasl.plain_without_tls",
     "kafka.connections.max.reauth.ms", "kafka.num.partitions",
 }  # fmt: skip
+GROUP_SETTINGS = {"kafka.group.settings"}
 TLS_SETTINGS = {
     "kafka.tls.certificate", "kafka.tls.key", "kafka.tls.client_ca", "kafka.tls.client_auth"
 }  # fmt: skip
@@ -35,7 +36,7 @@ TOKEN_SETTINGS = {
 
 def test_the_effect_of_each_setting_is_tested_here() -> None:
     live = {name for name, row in definitions().items() if row.is_live and name[:6] == "kafka."}
-    assert live == LOGIN_SETTINGS | TLS_SETTINGS | TOKEN_SETTINGS
+    assert live == LOGIN_SETTINGS | TLS_SETTINGS | TOKEN_SETTINGS | GROUP_SETTINGS
 
 
 def change(users: Users, **values: Any) -> None:
@@ -91,6 +92,24 @@ def test_settings_of_logins_and_topics(tmp_path: pathlib.Path) -> None:
             assert partitions() == 1
             change(users, num__partitions=3)
             wait_until(lambda: partitions() == 3, "new topics have three partitions")
+
+
+def test_settings_of_groups(tmp_path: pathlib.Path) -> None:
+    """`tailrace config set` reaches members of Kafka's groups, as `kafka-configs` does."""
+    given = {"kafka.listen": "127.0.0.1:0", "kafka.sasl.plain_without_tls": "true"}
+    with secured(tmp_path, **given) as users:
+        add(users, "shop", "read group shop.", "read topic shop.")
+        asked = {"group_id": "shop.g", "member_id": "m", "member_epoch": 0,
+                 "subscribed_topic_names": ["shop.t"]}  # fmt: skip
+        with RawKafka(users.appliance.kafka_addresses[0]) as client:
+            assert not log_in(client)["error_code"]
+
+            def interval_ms() -> int:
+                return int(client.ask(SHARE_HEARTBEAT, 1, asked)["heartbeat_interval_ms"])
+
+            assert interval_ms() == 3_000
+            change(users, group__settings=["group=shop.g share.heartbeat.interval.ms=500"])
+            wait_until(lambda: interval_ms() == 500, "members beat more often")
 
 
 def test_settings_of_tokens(tmp_path: pathlib.Path) -> None:

@@ -64,6 +64,47 @@ def fetch(client: RawKafka, topic: str, offset: int, **fields: Any) -> dict[str,
 # ---- Produce -------------------------------------------------------------------------------------
 
 
+def test_a_large_record_in_a_small_batch_is_appended(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    """Kafka counts what the producer has packed: `max.message.bytes` refused the record."""
+    make(appliance, "packed", max_message_bytes=65_536)
+    value = b"1234567890" * 50_000
+    with RawKafka(gateway) as client:
+        entry = produce(client, "packed", batch(value, codec=CODECS.index("gzip")))
+        assert (entry["error_code"], entry["base_offset"]) == (0, 0), entry["error_message"]
+        found = fetch(client, "packed", 0)
+        assert read_kafka_header(found["records"]).record_count == 1
+        entry = produce(client, "packed", batch(value))
+        assert entry["error_code"] == KafkaError.MESSAGE_TOO_LARGE
+    assert [one.value for one in read_all(appliance, "packed", 1)] == [value]
+
+
+def test_a_request_that_unpacks_to_many_times_its_size_takes_bounded_memory(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    """All of it was converted before any of it was passed on."""
+    make(appliance, "bombs", retention_bytes=1)
+    records = batch(bytes(12 << 20), codec=CODECS.index("zstd"))
+    data = [{"index": 0, "records": records}] * 30
+    asked = {"transactional_id": None, "acks": 1, "timeout_ms": 30_000,
+             "topic_data": [{"name": "bombs", "partition_data": data}]}  # fmt: skip
+    process = psutil.Process(children(appliance)["tr-kafka-0"])
+    before = process.memory_info().rss
+    with RawKafka(gateway) as client:
+        client.set_timeout(HANG_LIMIT_S)
+        (topic,) = client.ask(PRODUCE, 9, asked)["responses"]
+    assert [one["error_code"] for one in topic["partition_responses"]] == [0] * len(data)
+    assert highest_memory(process.pid) < before + (200 << 20)
+
+
+def highest_memory(pid: int) -> int:
+    """The most memory that a process has had, bytes."""
+    with open(f"/proc/{pid}/status") as status:
+        line = next(line for line in status if line.startswith("VmHWM:"))
+    return int(line.split()[1]) << 10
+
+
 @pytest.mark.parametrize("version", range(3, 13))
 def test_every_version_of_produce_appends(
     appliance: EmbeddedAppliance, gateway: str, version: int

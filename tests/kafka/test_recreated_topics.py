@@ -5,6 +5,9 @@ new one from its first record, and no offset of the deleted one is committed in 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -22,11 +25,11 @@ from netfront.kafka.wire.errors import KafkaError
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kafka.conftest import SETTINGS
-from tests.kit.peers.raw_kafka import RawKafka
-from tests.kit.processes import HANG_LIMIT_S, wait_until
+from tests.kit.peers.raw_kafka import RawKafka, kill_gateway
+from tests.kit.processes import HANG_LIMIT_S, children, wait_until
 
 OLD_COUNT, NEW_COUNT = 10, 30
-OFFSET_COMMIT, OFFSET_FETCH = 8, 9
+METADATA, OFFSET_COMMIT, OFFSET_FETCH, EPOCHS = 3, 8, 9, 23
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +146,67 @@ def test_a_member_reads_a_topic_that_was_made_again_from_its_first_record(
     assert read(reader, NEW_COUNT) == list(range(100, 100 + NEW_COUNT))
     reader.commit(topic, NEW_COUNT)
     assert committed(appliance, topic) == NEW_COUNT
+
+
+@pytest.mark.parametrize("reader", [Confluent], indirect=True)
+def test_a_member_reads_it_from_its_first_record_behind_a_restart_of_the_gateway(
+    appliance: EmbeddedAppliance, topic: str, reader: Any
+) -> None:
+    """The gateway remembers no reader then: the leader epoch tells the topics apart."""
+    assert read(reader, OLD_COUNT) == list(range(OLD_COUNT))
+    created_s = int(time.time())
+    wait_until(lambda: int(time.time()) > created_s, "the topics differ by a second")
+    os.kill(children(appliance)["tr-kafka-0"], signal.SIGSTOP)  # no fetch comes before the new one
+    make_again(appliance, topic)
+    send(appliance, topic, 100, NEW_COUNT)
+    kill_gateway(appliance)
+    assert read(reader, NEW_COUNT) == list(range(100, 100 + NEW_COUNT))
+
+
+def test_an_offset_of_the_deleted_topic_is_refused_by_its_leader_epoch(
+    appliance: EmbeddedAppliance, gateway: str, topic: str
+) -> None:
+    make(appliance, topic)
+    send(appliance, topic, 0, OLD_COUNT)
+
+    def epoch_of(client: RawKafka) -> int:
+        asked = {"topics": [{"name": topic}], "allow_auto_topic_creation": False}
+        (found,) = client.ask(METADATA, 9, asked)["topics"]
+        return int(found["partitions"][0]["leader_epoch"]) if found["partitions"] else -1
+
+    def commit(client: RawKafka, epoch: int) -> int:
+        partition = {
+            "partition_index": 0, "committed_offset": 5, "committed_leader_epoch": epoch,
+            "committed_metadata": "",
+        }  # fmt: skip
+        answer = client.ask(
+            OFFSET_COMMIT, 9,
+            {"group_id": f"g-{topic}", "generation_id_or_member_epoch": -1, "member_id": "",
+             "group_instance_id": None, "topics": [{"name": topic, "partitions": [partition]}]},
+        )  # fmt: skip
+        return int(answer["topics"][0]["partitions"][0]["error_code"])
+
+    with RawKafka(gateway) as client:
+        wait_until(lambda: epoch_of(client) >= 0, "the gateway knows the topic")
+        old = epoch_of(client)
+        assert commit(client, old) == 0
+        created_s = int(time.time())
+        wait_until(lambda: int(time.time()) > created_s, "the topics differ by a second")
+        make_again(appliance, topic)
+        send(appliance, topic, 100, NEW_COUNT)
+        wait_until(lambda: epoch_of(client) > old, "the gateway knows the new topic")
+        assert commit(client, old) == KafkaError.UNKNOWN_TOPIC_ID
+        assert committed(appliance, topic) is None
+        partition = {"partition": 0, "current_leader_epoch": epoch_of(client), "leader_epoch": old}
+        asked = {"replica_id": -1, "topics": [{"topic": topic, "partitions": [partition]}]}
+        (entry,) = client.ask(EPOCHS, 4, asked)["topics"][0]["partitions"]
+        assert (entry["error_code"], entry["leader_epoch"], entry["end_offset"]) == (0, old, 0)
+        assert commit(client, epoch_of(client)) == 0
+        asked = {"groups": [{"group_id": f"g-{topic}", "member_id": None, "member_epoch": -1,
+                             "topics": [{"name": topic, "partition_indexes": [0]}]}],
+                 "require_stable": False}  # fmt: skip
+        (found,) = client.ask(OFFSET_FETCH, 9, asked)["groups"][0]["topics"]
+        assert found["partitions"][0]["committed_leader_epoch"] == epoch_of(client)
 
 
 def test_a_members_offset_in_a_deleted_topic_is_not_committed_in_the_one_of_its_name(

@@ -36,7 +36,7 @@ KNOWN_ATTRIBUTES = 63
 """Those of a producer. 64, the delete horizon, is a broker's."""
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
-_LENGTH = struct.Struct(">i")
+_LENGTH = _EPOCH = struct.Struct(">i")
 _CRC = struct.Struct(">I")
 assert _HEADER.size == HEADER_BYTES
 
@@ -67,6 +67,17 @@ def read_kafka_header(data: Readable, start: int = 0) -> KafkaHeader:
 def length_at(data: Readable, start: int) -> int:
     """The length of the batch at `start`, from byte 12 of it on. 12 bytes are there."""
     return int(_LENGTH.unpack_from(data, start + 8)[0])
+
+
+def raise_epochs(batches: bytes | bytearray, base: int) -> bytearray:
+    """Whole batches with `base` added to their leader epochs, which no checksum covers."""
+    raised = batches if isinstance(batches, bytearray) else bytearray(batches)
+    at = 0
+    while at < len(raised):
+        (epoch,) = _EPOCH.unpack_from(raised, at + LENGTH_FROM)
+        _EPOCH.pack_into(raised, at + LENGTH_FROM, base + epoch)
+        at += LENGTH_FROM + length_at(raised, at)
+    return raised
 
 
 def crc_of(batch: memoryview) -> int:

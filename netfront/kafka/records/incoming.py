@@ -2,20 +2,23 @@
 
 A batch of Kafka becomes one batch of ours, with its producer id, epoch, sequences and membership in
 a transaction. It becomes several ones with consecutive sequences only where one would exceed
-max.message.bytes, because an Arrow batch is not compressed as a whole. The same bytes always become
-the same batches, so that a repeated request is recognised.
+max.message.bytes, because an Arrow batch is not compressed as a whole. Where one record would, the
+batch is compressed (`packed_batches`). The same bytes always become the same batches, so that a
+repeated request is recognised.
 
 Owner: pure.
 
 Invariants:
 - All batches of a call are converted, or none is.
 - Nothing is taken from a batch before its checksum is verified.
-- Unpacked records have at most `unpacked_max(max_message_bytes)` bytes, and a batch at most as many
+- All unpacked records of a call have at most UNPACKED_MAX_BYTES, and a batch at most as many
   records as its bytes can hold.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from netfront.kafka.records import batch_layout as layout
@@ -32,9 +35,14 @@ from tailrace.format.record_batch.batch_header import (
     SEQUENCE_MODULUS,
     TRANSACTIONAL_PRODUCER_IDS,
 )
-from tailrace.format.record_batch.batch_validation import unpacked_max
+from tailrace.format.record_batch.batch_validation import UNPACKED_MAX_BYTES, unpacked_max
 from tailrace.kernel import batches_from_kafka
-from tailrace.kernel.reference_kafka import RECORD_MIN_BYTES, RECORDS_MAX_BYTES, RecordFault
+from tailrace.kernel.reference_kafka import (
+    RECORD_MIN_BYTES,
+    RECORDS_MAX_BYTES,
+    Fault,
+    RecordFault,
+)
 
 if TYPE_CHECKING:
     from netfront.kafka.records.typed import TypedRows
@@ -79,34 +87,35 @@ def to_batches(
     data = memoryview(records).cast("B")
     converted: list[ConvertedBatch] = []
     at = index = 0
+    room = UNPACKED_MAX_BYTES if typed is None else unpacked_max(max_message_bytes)
     if not len(data):
         raise KafkaRecordsError(KafkaError.INVALID_RECORD, "there is no record batch to append")
     while at < len(data):
         header, batch = _next_batch(data, at, index)
         try:
             packed = batch[layout.HEADER_BYTES :]
-            unpacked = unpack(
-                header.attributes & layout.CODEC_MASK, packed, unpacked_max(max_message_bytes)
-            )
+            unpacked = unpack(header.attributes & layout.CODEC_MASK, packed, room)
+            room -= len(unpacked)
             if header.record_count > len(unpacked) // RECORD_MIN_BYTES:
                 raise KafkaRecordsError(
                     KafkaError.CORRUPT_MESSAGE,
                     f"the batch claims {header.record_count} records in {len(unpacked)} bytes",
                     batch_index=index,
                 )
-            made = batches_from_kafka(
-                unpacked, header.record_count, header.base_ms, now_us, schema_id,
-                header.producer_id, header.producer_epoch, header.base_sequence, seed,
-                max_message_bytes if typed is None else RECORDS_MAX_BYTES,
-                requires_key and typed is None,
-            )  # fmt: skip
+            convert = partial(
+                _convert, unpacked, header, now_us, schema_id, seed, requires_key, typed
+            )
+            try:
+                made = convert(max_message_bytes)
+            except (RecordFault, MisfitError) as fault:
+                packed_too = None
+                if _is_too_large(fault) and len(batch) <= max_message_bytes:
+                    packed_too = _packed(convert, typed, seed, max_message_bytes)
+                if packed_too is None:
+                    raise
+                made = packed_too
             if header.attributes & layout.CODEC_MASK:
                 release(unpacked)
-            if typed is not None:
-                (message,) = made
-                made = typed.batches_of(
-                    message, header, schema_id, seed, max_message_bytes, requires_key
-                )
         except CompressionError as error:
             raise KafkaRecordsError(
                 KafkaError.CORRUPT_MESSAGE, str(error), batch_index=index
@@ -127,6 +136,49 @@ def to_batches(
         at += len(batch)
         index += 1
     return converted
+
+
+def _convert(
+    unpacked: Readable,
+    header: layout.KafkaHeader,
+    now_us: int,
+    schema_id: int,
+    seed: int,
+    requires_key: bool,
+    typed: TypedRows | None,
+    bytes_max: int,
+) -> list[bytearray]:
+    """The unpacked records of a batch as batches of at most `bytes_max` bytes. Raises RecordFault,
+    MisfitError.
+    """
+    made = batches_from_kafka(
+        unpacked, header.record_count, header.base_ms, now_us, schema_id,
+        header.producer_id, header.producer_epoch, header.base_sequence, seed,
+        bytes_max if typed is None else RECORDS_MAX_BYTES, requires_key and typed is None,
+    )  # fmt: skip
+    if typed is None:
+        return made
+    (message,) = made
+    return typed.batches_of(message, header, schema_id, seed, bytes_max, requires_key)
+
+
+def _is_too_large(fault: RecordFault | MisfitError) -> bool:
+    if isinstance(fault, MisfitError):
+        return fault.is_too_large
+    return fault.fault is Fault.RECORD_TOO_LARGE
+
+
+def _packed(
+    convert: Callable[[int], list[bytearray]],
+    typed: TypedRows | None,
+    seed: int,
+    max_message_bytes: int,
+) -> list[bytearray] | None:
+    """The records as compressed batches; None: they are too large, compressed too."""
+    from netfront.kafka.records.packed_batches import packed_batches  # imports pyarrow
+
+    schema = None if typed is None else typed.schema
+    return packed_batches(convert, schema, seed, max_message_bytes)
 
 
 def _described(

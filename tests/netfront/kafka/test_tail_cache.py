@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from netfront.kafka.apis.cluster.leader_epochs import to_kafka
 from netfront.kafka.apis.records import conversion
 from netfront.kafka.apis.records import tail_cache as module
 from netfront.kafka.apis.records.conversion import convert_outgoing
@@ -57,7 +58,7 @@ def kafka_batch(value: bytes, compression: str = "none", count: int = 1) -> byte
 def route_with(**settings: Any) -> Any:
     return SimpleNamespace(
         topic_id=TOPIC_ID, partition=0, typed=False, settings=settings, older_schemas={},
-        schema=to_message(DEFAULT_SCHEMA), schema_id=0,
+        schema=to_message(DEFAULT_SCHEMA), schema_id=0, created_us=0,
     )  # fmt: skip
 
 
@@ -81,7 +82,8 @@ def test_a_cached_batch_has_its_place_and_a_valid_checksum() -> None:
     cache.add(route, 70, sent, data)
     found = convert_outgoing(route, memoryview(data), 1 << 20, "lz4", cache)
     read = layout.read_kafka_header(found.records)
-    assert (read.base_offset, read.leader_epoch, found.next_offset) == (70, 3, 72)
+    epoch = to_kafka(route, 3)
+    assert (read.base_offset, read.leader_epoch, found.next_offset) == (70, epoch, 72)
     assert bytes(found.records[16:]) == sent[16:]
     with memoryview(found.records) as view:
         assert layout.crc_of(view) == read.crc

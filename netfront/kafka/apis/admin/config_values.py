@@ -12,7 +12,13 @@ from netfront.kafka.wire.errors import KafkaError
 from shm.messages.kafka_topic_settings import FIXED, KAFKA_NEVER_MS, NEVER_MS, our_value
 from shm.messages.lane_messages import Assignment
 
-DEFAULT_SOURCE, TOPIC_SOURCE, DYNAMIC_BROKER_SOURCE, STATIC_BROKER_SOURCE = 5, 1, 2, 4
+DEFAULT_SOURCE, TOPIC_SOURCE, DYNAMIC_BROKER_SOURCE, STATIC_BROKER_SOURCE, GROUP_SOURCE = (
+    5,
+    1,
+    2,
+    4,
+    8,
+)
 BOOLEAN, STRING, LONG, DOUBLE = 1, 2, 5, 6
 POLICY = "cleanup.policy"
 POLICIES = {"compact": "compact", "delete": "delete", "compact,delete": "compact,delete"}

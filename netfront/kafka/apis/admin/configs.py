@@ -1,7 +1,7 @@
 """DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources.
 
 A setting that does not exist here is refused by its name. The settings of the broker are those of
-the appliance.
+the appliance, and `group_configs` has those of groups.
 
 Invariants:
 - An alteration of a resource is carried out whole, or refused.
@@ -22,8 +22,10 @@ from netfront.kafka.apis.admin.config_values import (
     ours_of,
     policy_of,
 )
+from netfront.kafka.apis.admin.group_configs import alter_group, described_group
 from netfront.kafka.apis.call import NODE_ID, Call
 from netfront.kafka.apis.cluster.brokers import host_and_port
+from netfront.kafka.apis.cluster.group_settings import groups_with_settings
 from netfront.kafka.apis.pause import give_way
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError, kafka_error
@@ -43,7 +45,7 @@ OF_REPLICATION = (
 
 
 def describe_configs(call: Call) -> Steps:
-    """Describe topics and the broker."""
+    """Describe topics, groups and the broker."""
     results = []
     resources = {
         (each["resource_type"], each["resource_name"]): each["configuration_keys"]
@@ -70,11 +72,13 @@ def describe_configs(call: Call) -> Steps:
                 continue
             result["configs"] = _kafkas_of_broker(call, keys)
             result["configs"] += _described_broker(answer.json()["configs"], keys)
-        elif kind != GROUP:
+        elif kind == GROUP and name:
+            result["configs"] = described_group(call.services, name, keys)
+        else:
             result.update(
                 error_code=KafkaError.INVALID_REQUEST,
-                error_message=f"there are settings of topics and of broker {NODE_ID}, and none of "
-                f"type {kind} and name {name!r}",
+                error_message=f"there are settings of topics, of groups and of broker {NODE_ID}, "
+                f"and none of type {kind} and name {name!r}",
             )
     return {"results": results}
 
@@ -126,7 +130,7 @@ def alter_configs(call: Call) -> Steps:
             given = {
                 **{name: None for name in former if name not in UNALTERABLE}, **given,
             }  # fmt: skip
-        responses.append((yield from _alter(call, resource, given)))
+        responses.append((yield from _alter(call, resource, given, whole=True)))
     return {"responses": responses}
 
 
@@ -166,8 +170,10 @@ def _changes(call: Call, resource: dict[str, Any]) -> dict[str, str | None]:
     return given
 
 
-def _alter(call: Call, resource: dict[str, Any], given: dict[str, str | None]) -> Steps:
-    """Returns the response's entry."""
+def _alter(
+    call: Call, resource: dict[str, Any], given: dict[str, str | None], *, whole: bool = False
+) -> Steps:
+    """Returns the response's entry. `whole`: settings that are not named get their defaults."""
     kind, name = resource["resource_type"], resource["resource_name"]
     validate_only = bool(call.request["validate_only"])
     if kind == TOPIC:
@@ -193,14 +199,14 @@ def _alter(call: Call, resource: dict[str, Any], given: dict[str, str | None]) -
         }
         answer = yield call.ask(Api.ALTER_CONFIGS, asked)
         code, sentence = answer.code, answer.sentence
+    elif kind == GROUP:
+        return _response(resource, *(yield from alter_group(call, name, given, whole=whole)))
     else:
         return _response(
             resource,
             KafkaError.INVALID_REQUEST,
-            "the settings of groups are those of the appliance (group.*), and of topics: use "
-            "tailrace config set"
-            if kind == GROUP
-            else f"there are settings of topics and of broker {NODE_ID}, and none of type {kind}",
+            f"there are settings of topics, of groups and of broker {NODE_ID}, and none of type "
+            f"{kind}",
         )
     return _response(resource, kafka_error(code), sentence)
 
@@ -217,7 +223,7 @@ def list_config_resources(call: Call) -> Steps:
     yield from ()
     kinds = set(call.request.get("resource_types", ())) if call.version else set()
     if call.version and not kinds:
-        kinds = {TOPIC, BROKER}
+        kinds = {TOPIC, BROKER, GROUP}
     found = []
     if TOPIC in kinds:
         found += [
@@ -225,4 +231,9 @@ def list_config_resources(call: Call) -> Steps:
         ]
     if BROKER in kinds:
         found.append({"resource_name": str(NODE_ID), "resource_type": BROKER})
+    if GROUP in kinds:
+        found += [
+            {"resource_name": name, "resource_type": GROUP}
+            for name in groups_with_settings(call.services)
+        ]
     return {"error_code": KafkaError.NONE, "config_resources": found}

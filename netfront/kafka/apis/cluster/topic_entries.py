@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from netfront.kafka.apis.call import NODE_ID, Services
+from netfront.kafka.apis.cluster.leader_epochs import to_kafka
 from netfront.kafka.wire.codec import ZERO_UUID
 from netfront.kafka.wire.errors import KafkaError
 from shm.messages.lane_messages import Assignment
@@ -45,7 +46,9 @@ def _partition(services: Services, topic_id: bytes, index: int) -> dict[str, Any
     """
     route = services.routes.find(topic_id, index)
     is_known = route is not None
-    epoch = -1 if route is None else services.front.log_bounds.leader_epoch(route)
+    epoch = -1
+    if route is not None:
+        epoch = to_kafka(route, services.front.log_bounds.leader_epoch(route))
     return {
         "error_code": KafkaError.NONE if is_known else KafkaError.LEADER_NOT_AVAILABLE,
         "partition_index": index,

@@ -12,6 +12,7 @@ import uuid
 from typing import Any
 
 from netfront.kafka.apis.call import Call, RefusedError
+from netfront.kafka.apis.cluster.group_settings import session_timeout_ms, setting_of
 from netfront.kafka.apis.groups.classic_groups import check_group_name
 from netfront.kafka.apis.groups.topic_patterns import (
     kept_text,
@@ -27,8 +28,6 @@ from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
 
 JOIN_EPOCH = 0
-SESSION_TIMEOUT_MS = 45_000
-HEARTBEAT_INTERVAL_MS = 3_000
 ASSIGNORS = {"uniform": "sticky", "range": "range"}
 ASSIGNOR_NAMES = {"sticky": "uniform"}
 STATES = {
@@ -74,7 +73,7 @@ def heartbeat(call: Call) -> Steps:
         "error_code": KafkaError.NONE,
         "member_id": found["member_id"],
         "member_epoch": found["member_epoch"],
-        "heartbeat_interval_ms": HEARTBEAT_INTERVAL_MS,
+        "heartbeat_interval_ms": setting_of(call.services, name, "consumer.heartbeat.interval.ms"),
         "assignment": None,
     }
     assignment = found.get("assignment")
@@ -114,8 +113,10 @@ def _changes(call: Call, member_id: str) -> dict[str, Any]:
         }  # fmt: skip
     if request["member_epoch"] != JOIN_EPOCH:
         return found
+    services, group = call.services, request["group_id"]
     found |= {
-        "session_timeout_ms": SESSION_TIMEOUT_MS, "heartbeat_interval_ms": HEARTBEAT_INTERVAL_MS,
+        "session_timeout_ms": session_timeout_ms(services, group, "consumer.session.timeout.ms"),
+        "heartbeat_interval_ms": setting_of(services, group, "consumer.heartbeat.interval.ms"),
         "client_id": call.client_id, "follows_catalog": False,
     }  # fmt: skip
     found.setdefault("owned", {})

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from netfront.kafka.apis.call import Call, RefusedError
+from netfront.kafka.apis.cluster.leader_epochs import OF_DELETED, from_kafka, to_kafka
 from netfront.kafka.apis.groups.classic_groups import check_group_name, commit_error, has_members
 from netfront.kafka.apis.groups.left_offsets import learn_left_offsets
 from netfront.kafka.apis.shared_state import classic_groups, producers_of, read_positions
@@ -61,12 +62,14 @@ def offset_commit(call: Call) -> Steps:
             at = found, each["partition_index"]
             if len(metadata.encode("utf-8", "replace")) > METADATA_MAX:
                 codes[at] = KafkaError.OFFSET_METADATA_TOO_LARGE
-            elif not services.routes.partition_count(found):
+                continue
+            if not services.routes.partition_count(found):
                 codes[at] = KafkaError.UNKNOWN_TOPIC_OR_PARTITION
-            elif is_of_deleted_topic(call, at, request["member_id"]):
+                continue
+            epoch = our_epoch(call, at, each)
+            if epoch == OF_DELETED or is_of_deleted_topic(call, at, request["member_id"]):
                 codes[at] = _stale_error(call)
             else:
-                epoch = each.get("committed_leader_epoch", -1)
                 entry = [*at, each["committed_offset"], epoch, metadata, *_id_of(call, topic)]
                 entries.append(entry)
     for start in range(0, len(entries), OFFSETS_AT_ONCE):
@@ -99,6 +102,13 @@ def offset_commit(call: Call) -> Steps:
             for topic, found in zip(topics, names, strict=True)
         ]
     }  # fmt: skip
+
+
+def our_epoch(call: Call, place: tuple[str, int], partition: dict[str, Any]) -> int:
+    """The leader epoch of a partition's offset in a request; -1: it is not known; OF_DELETED."""
+    route = call.services.routes.find_by_name(*place)
+    epoch: int = partition.get("committed_leader_epoch", -1)
+    return -1 if route is None else from_kafka(route, epoch)
 
 
 def is_of_deleted_topic(call: Call, place: tuple[str, int], member_id: str) -> bool:
@@ -221,7 +231,7 @@ def _fetch(call: Call, name: str, topics: list[dict[str, Any]] | None) -> Steps:
             if answer.code is not ErrorCode.OK:
                 return [], coordinator_error(answer.code)
             value = answer.json()
-            _note(found, value["offsets"])
+            _note(call, found, value["offsets"])
             after = value.get("next")
             if after is None:
                 break
@@ -250,16 +260,19 @@ def _fetch(call: Call, name: str, topics: list[dict[str, Any]] | None) -> Steps:
     return answered, KafkaError.NONE
 
 
-def _note(found: dict[str, dict[int, dict[str, Any]]], offsets: list[list[Any]]) -> None:
+def _note(
+    call: Call, found: dict[str, dict[int, dict[str, Any]]], offsets: list[list[Any]]
+) -> None:
     """Note rows of FETCH_OFFSETS. One that is not committed is where a client begins that would
     otherwise begin at the end, and miss records: Kafka's clients begin at what is committed.
     """
     for topic, partition, offset, leader_epoch, metadata, *_ in offsets:
         row = _missing(partition)
         if offset >= 0:
+            route = call.services.routes.find_by_name(topic, partition)
             row |= {
                 "committed_offset": offset,
-                "committed_leader_epoch": leader_epoch,
+                "committed_leader_epoch": -1 if route is None else to_kafka(route, leader_epoch),
                 "metadata": metadata,
             }
         elif offset < 0:

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from netfront.kafka.apis.cluster.leader_epochs import base_epoch
 from netfront.kafka.apis.records.tail_cache import TailCache
 from netfront.kafka.records.batch_layout import (
     ATTRIBUTE_CONTROL,
     ATTRIBUTE_TRANSACTIONAL,
     HEADER_BYTES,
     KafkaHeader,
+    raise_epochs,
     write_kafka_header,
 )
 from netfront.kafka.records.errors import KafkaRecordsError
@@ -83,13 +85,13 @@ def convert_outgoing(
     `bytes_max` bytes, packed with `compression`. Raises KafkaRecordsError: a batch cannot be
     served, and there is none before it.
     """
-    seed = checksum_seed(route.topic_id, route.partition)
+    seed, base = checksum_seed(route.topic_id, route.partition), base_epoch(route)
     parts: list[bytes | bytearray] = []
     at, next_offset, size = 0, -1, 0
     while at < len(batches) and (not parts or size < bytes_max):
         header = read_header(batches, at)
         batch = batches[at : at + header.batch_length]
-        kept = cache.find(route, header, compression)
+        kept = cache.find(route, header, compression, base)
         if kept is not None:
             parts.append(kept)
             size += len(kept)
@@ -105,6 +107,7 @@ def convert_outgoing(
             if not parts:
                 raise
             break
+        made = raise_epochs(made, base)
         cache.add_packed(route, header, compression, made)
         parts.append(made)
         size += len(parts[-1])

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from netfront.kafka.apis.call import Call, RefusedError
+from netfront.kafka.apis.cluster.leader_epochs import from_kafka, to_kafka
 from netfront.kafka.apis.records.conversion import convert_outgoing, skipped_range
 from netfront.kafka.apis.records.producer_codecs import codec_of
 from netfront.kafka.apis.records.tail_cache import tail_cache
@@ -146,7 +147,7 @@ def _epoch_error(call: Call, route: Assignment, epoch: int) -> KafkaError:
     """The error for the leader epoch that the client knows; -1: it knows none."""
     if epoch < 0:
         return KafkaError.NONE
-    current = call.services.front.log_bounds.leader_epoch(route)
+    current, epoch = call.services.front.log_bounds.leader_epoch(route), from_kafka(route, epoch)
     if epoch < current:
         return KafkaError.FENCED_LEADER_EPOCH
     return KafkaError.UNKNOWN_LEADER_EPOCH if epoch > current else KafkaError.NONE
@@ -182,7 +183,8 @@ def _fill(
             return
     _note_end(call, read, max(following, found.resume_offset))
     if found.resume_offset > following:
-        records = records + skipped_range(following, found.resume_offset, found.leader_epoch)
+        epoch = to_kafka(read.route, found.leader_epoch)
+        records = records + skipped_range(following, found.resume_offset, epoch)
     entry["records"] = records
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from netfront.kafka.apis.call import Call
+from netfront.kafka.apis.cluster.leader_epochs import OF_DELETED, UNKNOWN, from_kafka, to_kafka
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError, kafka_error
 from tailrace.core.error_codes import ErrorCode
@@ -46,8 +47,8 @@ def list_offsets(call: Call) -> Steps:
                 entry["is_without_offset"] = True
     isolation = READ_COMMITTED if call.request.get("isolation_level") == 1 else READ_UNCOMMITTED
     found = yield from ask_offsets(call, asked, isolation)
-    for entry, offset in zip(entries, found, strict=True):
-        _fill(entry, offset)
+    for question, entry, offset in zip(asked, entries, found, strict=True):
+        _fill(call, question, entry, offset)
     yield from _find_latest_times(call, latest, found, entries, isolation)
     return {"topics": topics}
 
@@ -74,11 +75,15 @@ def ask_offsets(call: Call, asked: list[dict[str, Any]], isolation: str) -> Step
     return found
 
 
-def _fill(entry: dict[str, Any], found: dict[str, Any]) -> None:
+def _fill(
+    call: Call, question: dict[str, Any], entry: dict[str, Any], found: dict[str, Any]
+) -> None:
     if found["code"]:
         entry["error_code"] = kafka_error(found["code"])
         return
-    entry["leader_epoch"] = found["leader_epoch"]
+    route = call.services.routes.find_by_name(question["topic"], question["partition"])
+    if route is not None:
+        entry["leader_epoch"] = to_kafka(route, found["leader_epoch"])
     if not entry.pop("is_without_offset", False):
         entry["offset"] = found["offset"]
     if found.get("timestamp_us", -1) >= 0:
@@ -103,8 +108,8 @@ def _find_latest_times(
             targets.append(entry)
     if questions:
         times = yield from ask_offsets(call, questions, isolation)
-        for entry, offset in zip(targets, times, strict=True):
-            _fill(entry, offset)
+        for question, entry, offset in zip(questions, targets, times, strict=True):
+            _fill(call, question, entry, offset)
 
 
 def offset_for_leader_epoch(call: Call) -> Steps:
@@ -125,18 +130,22 @@ def offset_for_leader_epoch(call: Call) -> Steps:
                 entry["error_code"] = KafkaError.UNKNOWN_TOPIC_OR_PARTITION
                 continue
             current = services.front.log_bounds.leader_epoch(route)
-            known = partition.get("current_leader_epoch", -1)
+            known = from_kafka(route, partition.get("current_leader_epoch", -1))
+            asked = from_kafka(route, partition["leader_epoch"])
             if current < 0:  # an unknown end would mean a log that was cut
                 entry["error_code"] = kafka_error(ErrorCode.NOT_READY)
                 continue
-            if known >= 0 and known != current:
+            if known not in (UNKNOWN, current):
                 entry["error_code"] = (
                     KafkaError.FENCED_LEADER_EPOCH
                     if known < current
                     else KafkaError.UNKNOWN_LEADER_EPOCH
                 )
                 continue
-            epoch, end = services.front.log_bounds.end_of_epoch(route, partition["leader_epoch"])
-            entry.update(leader_epoch=epoch, end_offset=end)
+            epoch, end = services.front.log_bounds.end_of_epoch(route, asked)
+            if asked == OF_DELETED:  # as Kafka says of an epoch before the first one
+                epoch, end = 0, services.front.log_bounds.shown_offsets(route)[0]
+            if epoch >= 0:
+                entry.update(leader_epoch=partition["leader_epoch"], end_offset=end)
         topics.append({"topic": topic["topic"], "partitions": entries})
     return {"topics": topics}

@@ -5,6 +5,8 @@ Invariants:
 - Batches of a connection are passed to the front in the order of its requests: while one waits for
   credit, no later request is begun.
 - A partition whose records cannot be converted is refused alone.
+- A request whose records unpack to more than `converted_memory` allows is passed on in several
+  steps, each of which is answered before the next one is converted.
 - A repeated batch whose offset is forgotten is acknowledged when all that was appended before its
   repetition is durable. Then it is, too.
 """
@@ -18,6 +20,7 @@ from typing import Any, NamedTuple
 from netfront.kafka.apis.call import Call, RefusedError
 from netfront.kafka.apis.pause import pause
 from netfront.kafka.apis.records.conversion import convert_incoming
+from netfront.kafka.apis.records.converted_memory import ConvertedMemory
 from netfront.kafka.apis.records.producer_codecs import note_codec
 from netfront.kafka.apis.records.tail_cache import tail_cache
 from netfront.kafka.apis.transactions.owner import find_writer, note_fenced
@@ -53,6 +56,16 @@ STORED = "is_stored"
 """Set in the entry of a partition with a batch that was appended before, at a forgotten offset."""
 
 
+class Place(NamedTuple):
+    """A partition of a request, before its records are converted."""
+
+    route: Assignment
+    entry: dict[str, Any]
+    """Its entry in the response."""
+    records: Any
+    """Bytes of any kind."""
+
+
 class Part(NamedTuple):
     """The batches of one partition of a request."""
 
@@ -75,12 +88,26 @@ def produce(call: Call) -> Steps:
     request = call.request
     acks = request["acks"]
     call.connection.is_blocked = True
+    memory = ConvertedMemory(call.services)
+    parts: list[Part] = []
     try:
         writer, error = yield from _writer(call)
         if acks not in ACKS:
             error = KafkaError.INVALID_REQUIRED_ACKS
         opened = 0 if writer is None else len(writer.sequences)
-        topics, parts = _convert(call, writer, error)
+        topics, places = _places(call, error)
+        for place in places:
+            if memory.byte_count and memory.is_full:
+                sent = yield from send_parts(call, parts, acks, request["timeout_ms"])
+                yield from collect_results(call, sent, writer)
+                parts = []
+                memory.give_back()
+            while memory.is_full:
+                yield pause(call.services, CONCURRENT_PAUSE_NS)
+            part = _converted(call, writer, place)
+            if part is not None:
+                parts.append(part)
+                memory.add(sum(map(len, part.batches)))
         sent = yield from send_parts(call, parts, acks, request["timeout_ms"])
         if writer is not None and len(writer.sequences) > opened:
             # the first batches of a transaction wait for the end of the one before it
@@ -89,12 +116,14 @@ def produce(call: Call) -> Steps:
     finally:
         call.connection.is_blocked = False
         call.services.go_on(call.connection)
+        memory.give_back()
     if not acks and error is KafkaError.NONE:
         return None
     yield from collect_results(call, sent, writer)
-    for part in parts:
-        if part.entry.pop(STORED, False) and part.entry["error_code"] == KafkaError.NONE:
-            part.entry.update(error_code=KafkaError.DUPLICATE_SEQUENCE_NUMBER, base_offset=-1)
+    for topic in topics:
+        for entry in topic["partition_responses"]:
+            if entry.pop(STORED, False) and entry["error_code"] == KafkaError.NONE:
+                entry.update(error_code=KafkaError.DUPLICATE_SEQUENCE_NUMBER, base_offset=-1)
     return {"responses": topics}
 
 
@@ -168,14 +197,11 @@ def collect_results(
             sent = yield from send_parts(call, parts, request["acks"], request["timeout_ms"])
 
 
-def _convert(
-    call: Call, writer: TransactionalProducer | None, error: KafkaError
-) -> tuple[list[dict[str, Any]], list[Part]]:
-    """The response's entries, and the batches of the partitions that are not refused."""
-    routes, now_us = call.services.routes, call.services.wall_us()
-    topics, parts = [], []
+def _places(call: Call, error: KafkaError) -> tuple[list[dict[str, Any]], list[Place]]:
+    """The response's entries, and the partitions that are not refused."""
+    routes, by_id = call.services.routes, call.version >= 13
+    topics, places = [], []
     for topic in call.request["topic_data"]:
-        by_id = call.version >= 13
         entries = []
         for data in topic["partition_data"]:
             index = data["index"]
@@ -200,37 +226,42 @@ def _convert(
                     else KafkaError.UNKNOWN_TOPIC_OR_PARTITION
                 )
                 continue
-            records = data["records"] or b""
-            if writer is not None:
-                is_decided = partial(call.services.front.log_bounds.is_decided, route)
-                try:
-                    records = writer.translate((route.topic_id, index), records, is_decided)
-                except UnknownSequenceError:
-                    entry.update(
-                        error_code=KafkaError.UNKNOWN_PRODUCER_ID,
-                        error_message="the place of this batch in its transaction is not known "
-                        "after restarts of the gateway: abort the transaction, and begin another",
-                    )
-                    continue
-            try:
-                batches = [b.data for b in convert_incoming(route, records, now_us)]
-            except KafkaRecordsError as refused:
-                entry.update(error_code=refused.code, error_message=str(refused))
-                if refused.record_index is not None:
-                    entry["record_errors"] = [
-                        {
-                            "batch_index": refused.record_index,
-                            "batch_index_error_message": str(refused),
-                        }
-                    ]
-                continue
-            note_codec(call.services, route, records)
-            parts.append(Part(route, entry, batches, records))
+            places.append(Place(route, entry, data["records"] or b""))
         topics.append(
             {"name": topic.get("name"), "topic_id": topic.get("topic_id"),
              "partition_responses": entries}
         )  # fmt: skip
-    return topics, parts
+    return topics, places
+
+
+def _converted(call: Call, writer: TransactionalProducer | None, place: Place) -> Part | None:
+    """The batches of a partition. None: they are refused."""
+    route, entry, records = place
+    if writer is not None:
+        is_decided = partial(call.services.front.log_bounds.is_decided, route)
+        try:
+            records = writer.translate((route.topic_id, route.partition), records, is_decided)
+        except UnknownSequenceError:
+            entry.update(
+                error_code=KafkaError.UNKNOWN_PRODUCER_ID,
+                error_message="the place of this batch in its transaction is not known "
+                "after restarts of the gateway: abort the transaction, and begin another",
+            )
+            return None
+    try:
+        batches = [b.data for b in convert_incoming(route, records, call.services.wall_us())]
+    except KafkaRecordsError as refused:
+        entry.update(error_code=refused.code, error_message=str(refused))
+        if refused.record_index is not None:
+            entry["record_errors"] = [
+                {
+                    "batch_index": refused.record_index,
+                    "batch_index_error_message": str(refused),
+                }
+            ]
+        return None
+    note_codec(call.services, route, records)
+    return Part(route, entry, batches, records)
 
 
 def _groups(parts: Sequence[Part], bytes_max: int) -> list[Group]:

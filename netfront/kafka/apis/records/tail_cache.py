@@ -111,8 +111,12 @@ class TailCache:
         if known is not None:
             self.packed_byte_count -= _memory_of(known.batch)
 
-    def find(self, route: Assignment, header: BatchHeader, codec: str) -> bytes | bytearray | None:
-        """The batch of Kafka for a batch of the log; None: it has to be converted."""
+    def find(
+        self, route: Assignment, header: BatchHeader, codec: str, base_epoch: int = 0
+    ) -> bytes | bytearray | None:
+        """The batch of Kafka for a batch of the log; None: it has to be converted. `base_epoch`:
+        Kafka's number of our leader epoch 0.
+        """
         place = route.topic_id, route.partition, header.base_offset
         kept = self._packed.get(place)
         if kept is not None and (kept.codec, kept.identity) == (codec, _packed_identity(header)):
@@ -127,7 +131,7 @@ class TailCache:
             return None
         found = bytearray(kept.batch)
         _BASE_OFFSET.pack_into(found, 0, header.base_offset)
-        _LEADER_EPOCH.pack_into(found, _LEADER_EPOCH_AT, header.leader_epoch)
+        _LEADER_EPOCH.pack_into(found, _LEADER_EPOCH_AT, base_epoch + header.leader_epoch)
         return found
 
 

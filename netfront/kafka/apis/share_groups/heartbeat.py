@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from netfront.kafka.apis.call import Call, RefusedError
+from netfront.kafka.apis.cluster.group_settings import session_timeout_ms, setting_of
 from netfront.kafka.apis.groups.classic_groups import check_group_name
 from netfront.kafka.apis.share_groups.sessions import (
     ShareMember,
@@ -22,9 +23,6 @@ from netfront.kafka.wire.errors import KafkaError
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
 
-SESSION_TIMEOUT_MS = 45_000
-HEARTBEAT_INTERVAL_MS = 3_000
-
 
 def heartbeat(call: Call) -> Steps:
     """Join, stay in or leave a share group."""
@@ -35,6 +33,8 @@ def heartbeat(call: Call) -> Steps:
         "group": name, "kind": "share", "member_id": request["member_id"], "member_epoch": epoch,
     }  # fmt: skip
     topics = request["subscribed_topic_names"]
+    services = call.services
+    interval_ms = setting_of(services, name, "share.heartbeat.interval.ms")
     known = share_members(call.services).get(member_key(call))
     if topics is not None:
         asked["topics"] = topics
@@ -42,8 +42,9 @@ def heartbeat(call: Call) -> Steps:
         raise RefusedError(KafkaError.UNKNOWN_MEMBER_ID, "the gateway was restarted: join again")
     if epoch == 0:
         asked |= {
-            "session_timeout_ms": SESSION_TIMEOUT_MS, "client_id": call.client_id,
-            "heartbeat_interval_ms": HEARTBEAT_INTERVAL_MS, "offset_reset": "latest",
+            "session_timeout_ms": session_timeout_ms(services, name, "share.session.timeout.ms"),
+            "heartbeat_interval_ms": interval_ms, "client_id": call.client_id,
+            "offset_reset": setting_of(services, name, "share.auto.offset.reset"),
         }  # fmt: skip
     answer = yield call.ask(Api.GROUP_HEARTBEAT, asked)
     if answer.code is not ErrorCode.OK:
@@ -60,7 +61,7 @@ def heartbeat(call: Call) -> Steps:
         assignment = _assignment(call, member)
     return {
         "error_code": KafkaError.NONE, "member_id": found["member_id"],
-        "member_epoch": found["member_epoch"], "heartbeat_interval_ms": HEARTBEAT_INTERVAL_MS,
+        "member_epoch": found["member_epoch"], "heartbeat_interval_ms": interval_ms,
         "assignment": assignment,
     }  # fmt: skip
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from netfront.kafka.apis.call import Call
+from netfront.kafka.apis.cluster.leader_epochs import OF_DELETED
 from netfront.kafka.apis.groups.classic_groups import commit_error, has_members, is_possible_member
-from netfront.kafka.apis.groups.group_offsets import is_of_deleted_topic
+from netfront.kafka.apis.groups.group_offsets import is_of_deleted_topic, our_epoch
 from netfront.kafka.apis.shared_state import producers_of
 from netfront.kafka.apis.transactions.end import MS
 from netfront.kafka.apis.transactions.owner import aborted_error, fenced, producer_or_error
@@ -127,11 +128,12 @@ def _keep_offset(
     route = call.services.routes.find_by_name(*place)
     if route is None:
         return KafkaError.UNKNOWN_TOPIC_OR_PARTITION
-    if is_of_deleted_topic(call, place, committer.member_id):
+    epoch = our_epoch(call, place, partition)
+    if epoch == OF_DELETED or is_of_deleted_topic(call, place, committer.member_id):
         return KafkaError.ILLEGAL_GENERATION  # its consumer joins again, and asks where to begin
     entry = [
-        *place, partition["committed_offset"], partition.get("committed_leader_epoch", -1),
-        partition["committed_metadata"] or "", route.topic_id.hex(),
+        *place, partition["committed_offset"], epoch, partition["committed_metadata"] or "",
+        route.topic_id.hex(),
     ]  # fmt: skip
     is_kept = offsets.keep(call.request["group_id"], committer, place, entry)
     return KafkaError.NONE if is_kept else KafkaError.INVALID_REQUEST

@@ -6,8 +6,10 @@ import pytest
 
 from netfront.kafka.records.errors import KafkaError, KafkaRecordsError
 from netfront.kafka.records.incoming import ConvertedBatch, to_batches
+from tailrace.format.record_batch.batch_validation import validate_batch
 from tests.netfront.kafka.records.batches import (
     CODEC_NUMBERS,
+    LAYOUT,
     NOW_US,
     ROWS,
     SEED,
@@ -72,6 +74,44 @@ def test_a_record_that_is_too_large_is_refused_by_its_index() -> None:
     with pytest.raises(KafkaRecordsError, match="is too large") as refused:
         converted(kafka_batch(rows), 4096)
     assert (refused.value.code, refused.value.record_index) == (KafkaError.MESSAGE_TOO_LARGE, 1)
+
+
+@pytest.mark.parametrize("compression", ["gzip", "zstd"])
+def test_a_large_record_that_its_producer_has_packed_small_is_stored_packed(
+    compression: str,
+) -> None:
+    """It was refused, where Kafka counts the packed batch."""
+    rows: list[Row] = [(b"k", b"x" * 60_000, 1, [("h", b"v")]), (None, b"small", 2, [])]
+    records = kafka_batch(rows, compression=compression, producer=(9, 1, 2**31 - 1))
+    (batch,) = converted(records, 4096)
+    assert len(batch.data) <= 4096
+    header, found = read_ours(batch.data)
+    assert found == rows
+    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (9, 1, 2**31 - 1)
+    assert converted(records, 4096) == [batch]
+    validate_batch(batch.data, header, LAYOUT, max_message_bytes=4096)
+
+
+def test_a_packed_batch_is_split_where_it_would_unpack_to_too_much() -> None:
+    rows: list[Row] = [(None, bytes([n]) * 500_000, n, []) for n in range(4)]
+    made = converted(kafka_batch(rows, compression="zstd", producer=(9, 0, 5)), 1 << 16)
+    assert [(one.record_count, one.base_sequence) for one in made] == [(2, 5), (2, 7)]
+    assert [row for one in made for row in read_ours(one.data)[1]] == rows
+    assert max(len(one.data) for one in made) <= 1 << 16
+
+
+def test_a_record_that_unpacks_to_too_much_is_refused_by_its_index() -> None:
+    rows: list[Row] = [(None, b"x", 1, []), (None, b"x" * (2 << 20), 1, [])]
+    with pytest.raises(KafkaRecordsError, match="record 1 of the batch is too large") as refused:
+        converted(kafka_batch(rows, compression="zstd"), 1 << 16)
+    assert refused.value.code == KafkaError.MESSAGE_TOO_LARGE
+
+
+def test_the_batches_of_a_partition_unpack_to_a_bounded_size_together() -> None:
+    records = kafka_batch([(None, bytes(30 << 20), 1, [])], compression="zstd")
+    with pytest.raises(KafkaRecordsError, match="unpack to more than") as refused:
+        converted(records * 3, 64 << 20)
+    assert (refused.value.code, refused.value.batch_index) == (KafkaError.MESSAGE_TOO_LARGE, 2)
 
 
 def test_a_record_without_a_timestamp_gets_the_time_of_the_appliance() -> None:
@@ -164,8 +204,8 @@ def test_memory_that_is_used_again_shows_nothing_of_earlier_records(compression:
 
 @pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd"])
 def test_a_compressed_bomb_is_refused(compression: str) -> None:
-    records = kafka_batch([(None, bytes(17 << 20), 1, [])], compression=compression)
-    with pytest.raises(KafkaRecordsError, match="unpack to more than 16777216 bytes") as refused:
+    records = kafka_batch([(None, bytes(65 << 20), 1, [])], compression=compression)
+    with pytest.raises(KafkaRecordsError, match="unpack to more than 67108864 bytes") as refused:
         converted(records)
     assert refused.value.code == KafkaError.MESSAGE_TOO_LARGE
 

@@ -1,0 +1,47 @@
+"""Leader epochs as Kafka's clients get them: those of a topic that was deleted and created again
+lie above all of the one that had its name before.
+
+    Kafka's epoch = seconds from 2020 to the creation of the topic + our epoch
+
+A client that goes on in another topic of the name knows an epoch of the deleted one. It asks where
+that epoch ended (OffsetForLeaderEpoch), and is told the log start offset, as by Kafka for an epoch
+before the first one. It begins there (Java), or where `auto.offset.reset` says (librdkafka). So it
+does behind a restart of the gateway, too, of which `read_positions` remembers nothing.
+
+Epochs below OLDEST are ours as they are: an earlier version has told them.
+
+Owner: pure.
+
+Invariants:
+- The epochs of a partition ascend as ours do.
+- The process of groups has our epochs, as our clients commit them.
+"""
+
+from __future__ import annotations
+
+from shm.messages.lane_messages import Assignment
+
+OLDEST = 3 * 365 * 86_400
+OF_DELETED = -2
+"""An epoch of a topic that had the name before."""
+UNKNOWN = -1
+_BEGIN_S = 1_577_836_800
+_LATEST = 1 << 30
+
+
+def base_epoch(route: Assignment) -> int:
+    """Kafka's number of our epoch 0."""
+    return min(max(OLDEST, route.created_us // 1_000_000 - _BEGIN_S), _LATEST)
+
+
+def to_kafka(route: Assignment, epoch: int) -> int:
+    """Kafka's number of one of our epochs; -1: it is not known."""
+    return UNKNOWN if epoch < 0 else base_epoch(route) + epoch
+
+
+def from_kafka(route: Assignment, epoch: int) -> int:
+    """Our number of one of Kafka's epochs; -1: it is not known; OF_DELETED."""
+    if epoch < OLDEST:
+        return max(UNKNOWN, epoch)
+    base = base_epoch(route)
+    return OF_DELETED if epoch < base else epoch - base
