@@ -4,6 +4,8 @@ what its appliances have logged.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -53,8 +55,19 @@ def pytest_xdist_make_scheduler(
     )
 
 
-def pytest_collection(session: pytest.Session) -> None:
-    first_imports.import_share(session.config)
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Modules and tests stay to the end: the garbage collector looks at them neither while there
+    are more and more of them, which takes a third of a collection's CPU, nor later.
+    """
+    gc.disable()
+    try:
+        first_imports.import_share(session.config)
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        atexit.register(gc.unfreeze)  # what an extension module finds alive then, it calls leaked
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,8 +9,6 @@ import functools
 import re
 from typing import NamedTuple
 
-import pytest
-
 from shm.runtime.logs.advice import LOG_EVENTS
 from tests.kit.runs.documents import ROOT, check_part
 
@@ -56,18 +54,19 @@ def log_calls(path: str) -> tuple[LogCall, ...]:
     )
 
 
-FILES = [
-    str(path.relative_to(ROOT))
-    for room in ROOMS
-    for path in sorted((ROOT / room).rglob("*.py"))
-    if "logg" in path.read_text()
-]
-"""The files that may log."""
+@functools.cache
+def files() -> list[str]:
+    """The files that may log."""
+    return [
+        str(path.relative_to(ROOT))
+        for room in ROOMS
+        for path in sorted((ROOT / room).rglob("*.py"))
+        if "logg" in path.read_text()
+    ]
 
 
-@pytest.mark.parametrize("path", FILES)
-def test_a_line_is_an_event_with_named_fields(path: str) -> None:
-    for call in log_calls(path):
+def test_a_line_is_an_event_with_named_fields() -> None:
+    for call in (call for path in files() for call in log_calls(path)):
         event, *fields = _TOKEN.findall(call.template)
         assert re.fullmatch(r"[a-z][a-z_]+", event), call
         words = [field for field in fields if not re.match(r"\w+=", field)]
@@ -79,7 +78,7 @@ def test_a_warning_says_what_to_do_and_every_meaning_is_of_a_line_that_there_is(
     """shm/runtime/logs/advice.py has the meaning and the advice of each."""
     serious = {
         call.event: call.place
-        for path in FILES
+        for path in files()
         for call in log_calls(path)
         if call.level in SERIOUS
     }

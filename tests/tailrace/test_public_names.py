@@ -77,18 +77,18 @@ def test_what_a_name_needs_is_loaded_when_it_is_used() -> None:
     subprocess.run([sys.executable, "-P", "-c", LAZY], check=True)
 
 
-@pytest.mark.parametrize("name", tailrace.__all__)
-def test_every_name_and_every_method_says_what_it_is(name: str) -> None:
-    value = getattr(tailrace, name)
-    assert inspect.getdoc(value), name
-    own = (
-        [(key, item) for key, item in vars(value).items() if not key.startswith("_")]
-        if inspect.isclass(value)
-        else []
-    )
-    for key, item in own:
-        if inspect.isfunction(item) or isinstance(item, (property, classmethod, staticmethod)):
-            assert inspect.getdoc(getattr(value, key)), f"{name}.{key}"
+def test_every_name_and_every_method_says_what_it_is() -> None:
+    for name in tailrace.__all__:
+        value = getattr(tailrace, name)
+        assert inspect.getdoc(value), name
+        own = (
+            [(key, item) for key, item in vars(value).items() if not key.startswith("_")]
+            if inspect.isclass(value)
+            else []
+        )
+        for key, item in own:
+            if inspect.isfunction(item) or isinstance(item, (property, classmethod, staticmethod)):
+                assert inspect.getdoc(getattr(value, key)), f"{name}.{key}"
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,15 @@ Invariants:
 
 from __future__ import annotations
 
-import ast
 import functools
 import pathlib
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 SLOW_S = 10.0
 """A test that takes longer has its reason beside it: `@pytest.mark.slow_because("...")`, or is
@@ -24,8 +24,19 @@ SLOW_S = 10.0
 """
 _SPARK = "spark"
 """The fixture of the session that costs most: all its tests share a process."""
-_WIDE = ("module", "class", "package")
-Function = ast.FunctionDef | ast.AsyncFunctionDef
+_DEF = r"(?:async )?def "
+_METHOD = rf"    {_DEF}(?!__init__)\w+\(\s*self,"
+_ARGUMENTS = re.compile(
+    rf"^(?:{_DEF}\w+\(|{_METHOD})(.*?)\)(?: ->.*?)?:$", re.DOTALL | re.MULTILINE
+)
+_ARGUMENT_NAME = re.compile(r"(\w+)\s*(?::[^,]*)?,")
+_WIDE_FIXTURE = re.compile(
+    rf"^@pytest\.fixture\([^)]*\bscope=\"(?:module|class|package)\".*?^{_DEF}(\w+)",
+    re.DOTALL | re.MULTILINE,
+)
+"""Modules are read by these in place of a parser, which takes ten times as long: a name too many
+keeps tests together that need not be.
+"""
 
 
 def group_of(nodeid: str) -> str:
@@ -40,21 +51,15 @@ def _group_of_file(path: str) -> str | None:
     file = pathlib.Path(path)
     if not file.exists():
         return None
-    above = _wide_fixtures_above(file.parent)
-    arguments = "|".join(map(re.escape, sorted({*above, _SPARK})))
     text = file.read_text()
-    if "scope=" not in text and not re.search(rf"\b(?:{arguments})\s*[:,)]", text):
-        return None  # most files: they need not be parsed
-    functions = _functions(file)
     used = {
-        argument.arg
-        for function in functions
-        for argument in (*function.args.args, *function.args.kwonlyargs)
+        name
+        for arguments in _ARGUMENTS.findall(text)
+        for name in _ARGUMENT_NAME.findall(f"{arguments},")
     }
     if _SPARK in used:
         return _SPARK
-    wide = _wide_fixtures(functions) | above
-    return path if wide & used else None
+    return path if used & (_wide_fixtures_above(file.parent) | _wide_fixtures(text)) else None
 
 
 @functools.cache
@@ -63,33 +68,12 @@ def _wide_fixtures_above(directory: pathlib.Path) -> frozenset[str]:
     above = directory.parent
     found = _wide_fixtures_above(above) if above != directory else frozenset()
     conftest = directory / "conftest.py"
-    return found | _wide_fixtures(_functions(conftest)) if conftest.exists() else found
+    return found | _wide_fixtures(conftest.read_text()) if conftest.exists() else found
 
 
-def _functions(file: pathlib.Path) -> list[Function]:
-    """The functions of a module and of its classes: those that pytest looks at."""
-    found, bodies = list[Function](), [ast.parse(file.read_bytes()).body]
-    while bodies:
-        for node in bodies.pop():
-            if isinstance(node, Function):
-                found.append(node)
-            elif isinstance(node, ast.ClassDef):
-                bodies.append(node.body)
-    return found
-
-
-def _wide_fixtures(functions: Iterable[Function]) -> set[str]:
-    """The fixtures among these that several tests share."""
-    return {
-        function.name
-        for function in functions
-        for decorator in function.decorator_list
-        if isinstance(decorator, ast.Call)
-        for keyword in decorator.keywords
-        if keyword.arg == "scope"
-        and isinstance(keyword.value, ast.Constant)
-        and keyword.value.value in _WIDE
-    }
+def _wide_fixtures(text: str) -> set[str]:
+    """The fixtures that a module defines for several tests."""
+    return set(_WIDE_FIXTURE.findall(text)) if "scope=" in text else set()
 
 
 class GroupScheduling(LoadScopeScheduling):
@@ -99,6 +83,17 @@ class GroupScheduling(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
+
+    def mark_test_complete(
+        self, node: WorkerController, item_index: int, duration: float = 0
+    ) -> None:
+        """Also forget a group that has ended: for each test, the base class counts what is pending
+        in all groups that its process was ever given.
+        """
+        super().mark_test_complete(node, item_index, duration)
+        group = self._split_scope(self.registered_collections[node][item_index])
+        if all(self.assigned_work[node][group].values()):
+            del self.assigned_work[node][group]
 
 
 def order(items: list[pytest.Item]) -> Callable[[pytest.Item], tuple[bool, int, int]]:
