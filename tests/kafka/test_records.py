@@ -85,7 +85,7 @@ def test_a_request_that_unpacks_to_many_times_its_size_takes_bounded_memory(
 ) -> None:
     """All of it was converted before any of it was passed on."""
     make(appliance, "bombs", retention_bytes=1)
-    records = batch(bytes(12 << 20), codec=CODECS.index("zstd"))
+    records = batch(*[bytes(900_000)] * 13, codec=CODECS.index("zstd"))
     data = [{"index": 0, "records": records}] * 30
     asked = {"transactional_id": None, "acks": 1, "timeout_ms": 30_000,
              "topic_data": [{"name": "bombs", "partition_data": data}]}  # fmt: skip

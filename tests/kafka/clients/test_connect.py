@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tailrace import Admin, Consumer, NewTopic
@@ -147,3 +148,50 @@ def test_a_file_goes_through_a_topic_to_a_file_exactly_once(
     with Admin(appliance.address) as admin:
         topics = admin.describe_topics(["connect-configs", "connect-offsets", "connect-status"])
     assert {each["configs"]["cleanup.policy"] for each in topics.values()} == {"compact"}
+
+
+def test_structs_of_a_connector_fill_a_table(
+    appliance: EmbeddedAppliance, gateway: str, tmp_path: pathlib.Path
+) -> None:
+    """A source of records with a schema, in JsonConverter's envelopes, through a kill of the
+    gateway.
+    """
+    source = tmp_path / "lines.txt"
+    source.write_text(numbers(0, LINES))
+    schema = pa.schema([("line", pa.string()), ("origin", pa.string())])
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic("lines", 1, schema=schema)])
+    worker, transforms = (
+        Worker(gateway, engine_jars(), tmp_path),
+        "org.apache.kafka.connect.transforms",
+    )
+    found: list[dict[str, str]] = []
+
+    def are_read(count: int) -> bool:
+        for some in reader.poll_arrow(timeout_ms=300):
+            found.extend(some.batch.to_pylist())
+        return len(found) >= count
+
+    with (
+        worker.start() as program,
+        Consumer("lines", bootstrap=appliance.address, auto_offset_reset="earliest") as reader,
+    ):
+        worker.put("lines", {
+            "connector.class": "org.apache.kafka.connect.file.FileStreamSourceConnector",
+            "tasks.max": "1", "file": str(source), "topic": "lines", "batch.size": str(BATCH),
+            "value.converter": "org.apache.kafka.connect.json.JsonConverter",
+            "value.converter.schemas.enable": "true", "transforms": "hoist,origin",
+            "transforms.hoist.type": f"{transforms}.HoistField$Value",
+            "transforms.hoist.field": "line",
+            "transforms.origin.type": f"{transforms}.InsertField$Value",
+            "transforms.origin.static.field": "origin",
+            "transforms.origin.static.value": "file",
+            "exactly.once.support": "required",
+        })  # fmt: skip
+        wait_until(lambda: are_read(LINES // 3), "a third has come")
+        kill_and_wait_for_successor(appliance, "tr-kafka-0")
+        # the source returns what stands in its buffer when more comes
+        wait_until(lambda: are_read(LINES - BATCH), "nearly everything has come")
+        program.stop()
+    expected = [{"line": line, "origin": "file"} for line in numbers(0, LINES).splitlines()]
+    assert found == expected[: len(found)]

@@ -17,7 +17,7 @@ def kafka_batch(
     builder = DefaultRecordBatchBuilder(
         magic=2, compression_type=codec, is_transactional=is_transactional,
         producer_id=producer[0], producer_epoch=producer[1], base_sequence=producer[2],
-        batch_size=1 << 20,
+        batch_size=1 << 30,
     )  # fmt: skip
     for offset, value in enumerate(values):
         builder.append(offset, BASE_MS + offset, b"k", value, [("h", b"1")])
