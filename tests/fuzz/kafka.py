@@ -27,12 +27,21 @@ from shm.rights.passwords import fields_of
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.appliances.secured import secured
 from tests.kit.peers.bearer_tokens import Provider, first_message, token_settings, write_keys
+from tests.kit.peers.kafka_batches import kafka_batch
 from tests.kit.peers.raw_kafka import RawKafka
 from tests.kit.processes import children
 
 TOPIC = "fuzzed"
 NAMES = (TOPIC, "absent", "", "x" * 300, "bad/name", "\0")
 NUMBERS = (0, 1, -1, -2, 7, 100, 0x7FFF, -0x8000)
+SETTINGS = (
+    "retention.ms", "share.auto.offset.reset", "consumer.session.timeout.ms", "earliest", "7000"
+)  # fmt: skip
+RESOURCES = (2, 4, 32, 32, 0, -1, 16)
+BATCHES = [
+    kafka_batch(*[value] * 3, codec=codec) for codec in range(5) for value in (b"v", bytes(600_000))
+]
+"""Good batches: small ones, and some whose records are split."""
 BYTES = (0x00, 0x01, 0x7F, 0x80, 0xFF, 0x3D)
 ANSWER_S = 0.2
 """Time that an answer to a bent request is waited for: there need not be one."""
@@ -45,7 +54,8 @@ def value(field: dict[str, Any], version: int, rng: random.Random) -> Any:
         return None
     if kind.startswith("[]"):
         element = {**field, "type": kind[2:], "null": version + 1}
-        return [value(element, version, rng) for _ in range(rng.choice((0, 1, 1, 2, 5)))]
+        made = [value(element, version, rng) for _ in range(rng.choice((0, 1, 1, 2, 5)))]
+        return made * rng.choice((2, 300)) if rng.random() < 0.05 else made
     if kind == "struct":
         return {
             inner["name"]: value(inner, version, rng)
@@ -53,7 +63,11 @@ def value(field: dict[str, Any], version: int, rng: random.Random) -> Any:
             if inner["low"] <= version <= inner["high"]
         }
     if kind == "string":
+        if field["name"] in ("name", "value") and rng.random() < 0.3:
+            return rng.choice(SETTINGS)
         return rng.choice((TOPIC, TOPIC, *NAMES))
+    if kind == "records" and rng.random() < 0.5:
+        return rng.choice(BATCHES)
     if kind in ("bytes", "records"):
         return rng.randbytes(rng.choice((0, 1, 12, 61, 80, 300)))
     if kind == "uuid":
@@ -64,6 +78,8 @@ def value(field: dict[str, Any], version: int, rng: random.Random) -> Any:
         return rng.random()
     if field["name"].endswith("wait_ms"):
         return rng.choice((0, 1, -1))
+    if field["name"] == "resource_type":
+        return rng.choice(RESOURCES)
     bits = int(kind.strip("uint"))
     if kind.startswith("uint"):
         return rng.randrange(1 << bits)

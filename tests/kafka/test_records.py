@@ -390,6 +390,19 @@ def test_offsets_are_found_by_place_and_time(
             assert (timestamp, entry["error_code"], entry["offset"]) == (timestamp, 0, offset)
 
 
+def test_offsets_are_not_told_to_a_client_that_knows_another_leader_epoch(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    make(appliance, "fenced")
+    with RawKafka(gateway) as client:
+        for epoch, error in ((-1, 0), (0, 0), (7, KafkaError.UNKNOWN_LEADER_EPOCH)):
+            partition = {"partition_index": 0, "timestamp": -1, "current_leader_epoch": epoch}
+            asked = {"replica_id": -1, "isolation_level": 0,
+                     "topics": [{"name": "fenced", "partitions": [partition]}]}  # fmt: skip
+            (entry,) = client.ask(LIST_OFFSETS, 7, asked)["topics"][0]["partitions"]
+            assert (epoch, entry["error_code"]) == (epoch, error)
+
+
 def test_an_epoch_ends_at_the_end_of_the_log(appliance: EmbeddedAppliance, gateway: str) -> None:
     make(appliance, "epochs")
     with RawKafka(gateway) as client:

@@ -1,8 +1,12 @@
-"""Record batches as kafka-python makes them. Import it behind `tests.kafka.conftest`."""
+"""Record batches as kafka-python makes them."""
 
 from __future__ import annotations
 
-from kafka.record.default_records import DefaultRecordBatchBuilder
+import warnings
+
+with warnings.catch_warnings():  # it reads its message definitions in a way that is deprecated
+    warnings.simplefilter("ignore")
+    from kafka.record.default_records import DefaultRecordBatchBuilder
 
 BASE_MS = 1_700_000_000_000
 

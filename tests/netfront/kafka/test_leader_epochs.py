@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from netfront.kafka.apis.cluster.leader_epochs import OF_DELETED, OLDEST, from_kafka, to_kafka
+from netfront.kafka.apis.cluster.leader_epochs import (
+    OF_DELETED,
+    OLDEST,
+    epoch_error,
+    from_kafka,
+    to_kafka,
+)
+from netfront.kafka.wire.errors import KafkaError
 from tests.kit.log_files.logs import assignment
 
 OLD = replace(assignment(0), created_us=1_795_000_000_000_000)
@@ -25,6 +32,21 @@ def test_an_epoch_of_the_topic_before_is_known_as_such() -> None:
 def test_an_epoch_that_an_earlier_version_has_told_is_ours() -> None:
     assert from_kafka(OLD, 0) == 0
     assert from_kafka(OLD, OLDEST - 1) == OLDEST - 1
+
+
+def test_an_epoch_that_our_client_has_made_up_fits_the_protocol() -> None:
+    assert to_kafka(OLD, 1 << 62) == 2**31 - 1
+
+
+def test_a_client_that_knows_another_epoch_is_told() -> None:
+    current = 3
+    expected = {
+        -1: KafkaError.NONE, 3: KafkaError.NONE, 2: KafkaError.FENCED_LEADER_EPOCH,
+        to_kafka(NEW, 3): KafkaError.NONE, to_kafka(NEW, 2): KafkaError.FENCED_LEADER_EPOCH,
+        to_kafka(NEW, 4): KafkaError.UNKNOWN_LEADER_EPOCH,
+        to_kafka(replace(OLD, created_us=0), 900): KafkaError.FENCED_LEADER_EPOCH,
+    }  # fmt: skip
+    assert {known: epoch_error(NEW, current, known) for known in expected} == expected
 
 
 def test_a_topic_without_a_time_has_epochs_above_those_of_earlier_versions() -> None:

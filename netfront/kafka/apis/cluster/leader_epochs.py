@@ -19,6 +19,7 @@ Invariants:
 
 from __future__ import annotations
 
+from netfront.kafka.wire.errors import KafkaError
 from shm.messages.lane_messages import Assignment
 
 OLDEST = 3 * 365 * 86_400
@@ -27,6 +28,7 @@ OF_DELETED = -2
 UNKNOWN = -1
 _BEGIN_S = 1_577_836_800
 _LATEST = 1 << 30
+_INT32_MAX = (1 << 31) - 1
 
 
 def base_epoch(route: Assignment) -> int:
@@ -36,7 +38,17 @@ def base_epoch(route: Assignment) -> int:
 
 def to_kafka(route: Assignment, epoch: int) -> int:
     """Kafka's number of one of our epochs; -1: it is not known."""
-    return UNKNOWN if epoch < 0 else base_epoch(route) + epoch
+    return UNKNOWN if epoch < 0 else min(base_epoch(route) + epoch, _INT32_MAX)
+
+
+def epoch_error(route: Assignment, current: int, known: int) -> KafkaError:
+    """The error for the leader epoch of a partition that a client knows. `current`: ours."""
+    known = from_kafka(route, known)
+    if known in (UNKNOWN, current):
+        return KafkaError.NONE
+    if known < current:
+        return KafkaError.FENCED_LEADER_EPOCH
+    return KafkaError.UNKNOWN_LEADER_EPOCH
 
 
 def from_kafka(route: Assignment, epoch: int) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from netfront.kafka.apis.call import Call, RefusedError
-from netfront.kafka.apis.cluster.leader_epochs import from_kafka, to_kafka
+from netfront.kafka.apis.cluster.leader_epochs import epoch_error, to_kafka
 from netfront.kafka.apis.records.conversion import convert_outgoing, skipped_range
 from netfront.kafka.apis.records.producer_codecs import codec_of
 from netfront.kafka.apis.records.tail_cache import tail_cache
@@ -103,7 +103,8 @@ def _read_request(
                 KafkaError.UNKNOWN_TOPIC_ID if missing else KafkaError.UNKNOWN_TOPIC_OR_PARTITION
             )
             continue
-        error = _epoch_error(call, route, partition.get("current_leader_epoch", -1))
+        current = call.services.front.log_bounds.leader_epoch(route)
+        error = epoch_error(route, current, partition.get("current_leader_epoch", -1))
         key = (route.topic_id, index)
         if key in seen or len(entries) >= FETCH_PARTITIONS_MAX:
             error = KafkaError.INVALID_REQUEST
@@ -141,16 +142,6 @@ def _partitions(
             }  # fmt: skip
             made.append(entry)
             yield topic, partition, entry
-
-
-def _epoch_error(call: Call, route: Assignment, epoch: int) -> KafkaError:
-    """The error for the leader epoch that the client knows; -1: it knows none."""
-    if epoch < 0:
-        return KafkaError.NONE
-    current, epoch = call.services.front.log_bounds.leader_epoch(route), from_kafka(route, epoch)
-    if epoch < current:
-        return KafkaError.FENCED_LEADER_EPOCH
-    return KafkaError.UNKNOWN_LEADER_EPOCH if epoch > current else KafkaError.NONE
 
 
 def _fill(

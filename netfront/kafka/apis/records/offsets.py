@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from netfront.kafka.apis.call import Call
-from netfront.kafka.apis.cluster.leader_epochs import OF_DELETED, UNKNOWN, from_kafka, to_kafka
+from netfront.kafka.apis.cluster.leader_epochs import (
+    OF_DELETED,
+    epoch_error,
+    from_kafka,
+    to_kafka,
+)
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError, kafka_error
 from tailrace.core.error_codes import ErrorCode
@@ -36,6 +41,9 @@ def list_offsets(call: Call) -> Steps:
             if place is None:
                 entry["error_code"] = KafkaError.UNSUPPORTED_VERSION
                 continue
+            entry["error_code"] = _known_epoch_error(call, topic["name"], partition)
+            if entry["error_code"] != KafkaError.NONE:
+                continue
             question = {
                 "topic": topic["name"], "partition": partition["partition_index"], "at": place,
             }  # fmt: skip
@@ -51,6 +59,15 @@ def list_offsets(call: Call) -> Steps:
         _fill(call, question, entry, offset)
     yield from _find_latest_times(call, latest, found, entries, isolation)
     return {"topics": topics}
+
+
+def _known_epoch_error(call: Call, name: str, partition: dict[str, Any]) -> KafkaError:
+    """The error for the leader epoch that the client knows, if it names one."""
+    known = partition.get("current_leader_epoch", -1)
+    route = call.services.routes.find_by_name(name, partition["partition_index"])
+    if route is None or known < 0:
+        return KafkaError.NONE
+    return epoch_error(route, call.services.front.log_bounds.leader_epoch(route), known)
 
 
 def _place(timestamp: int) -> str | int | None:
@@ -130,17 +147,14 @@ def offset_for_leader_epoch(call: Call) -> Steps:
                 entry["error_code"] = KafkaError.UNKNOWN_TOPIC_OR_PARTITION
                 continue
             current = services.front.log_bounds.leader_epoch(route)
-            known = from_kafka(route, partition.get("current_leader_epoch", -1))
             asked = from_kafka(route, partition["leader_epoch"])
             if current < 0:  # an unknown end would mean a log that was cut
                 entry["error_code"] = kafka_error(ErrorCode.NOT_READY)
                 continue
-            if known not in (UNKNOWN, current):
-                entry["error_code"] = (
-                    KafkaError.FENCED_LEADER_EPOCH
-                    if known < current
-                    else KafkaError.UNKNOWN_LEADER_EPOCH
-                )
+            entry["error_code"] = epoch_error(
+                route, current, partition.get("current_leader_epoch", -1)
+            )
+            if entry["error_code"] != KafkaError.NONE:
                 continue
             epoch, end = services.front.log_bounds.end_of_epoch(route, asked)
             if asked == OF_DELETED:  # as Kafka says of an epoch before the first one
