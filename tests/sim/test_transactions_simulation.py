@@ -45,6 +45,17 @@ def test_new_schedules_of_transactions_keep_every_promise(block: range) -> None:
     seeds.run_each(run, block)
 
 
+@pytest.mark.parametrize(
+    ("seed", "fault"),
+    [
+        (2373319244, "a refused batch came back with its revived log, and stayed open"),
+        (3094189496, "a refused marker was not written when its partition was back"),
+    ],
+)
+def test_what_a_seed_of_transactions_has_found_stays_mended(seed: int, fault: str) -> None:
+    assert run(seed).history.transactions, fault
+
+
 def test_a_seed_of_transactions_replays_exactly() -> None:
     first, second = run(1), run(1)
     assert (first.world.digest, first.log) == (second.world.digest, second.log)

@@ -21,7 +21,7 @@ Crash: markers that are not settled are found in the ring. Decisions are fed aga
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from shm.memory.layout import Verdict
 from shm.messages.transaction_messages import Outcome, Settled
@@ -35,8 +35,12 @@ SETTLED_AFTER_NS = 10_000_000
 class DecisionProgress:
     """Markers under way, missing ones, and the decisions that wait for them."""
 
-    def __init__(self, ring: RingWriter) -> None:
+    def __init__(self, ring: RingWriter, epoch_of: Callable[[int], int | None]) -> None:
+        """`epoch_of`: slot -> the leader epoch in which its partition was taken up, None without
+        one.
+        """
         self._ring = ring
+        self._epoch_of = epoch_of
         self._written: deque[tuple[int, int, Key, Outcome]] = deque()
         """Markers that are not settled, oldest first: descriptor number, slot, transaction."""
         self._written_count: Counter[Key] = Counter()
@@ -44,7 +48,7 @@ class DecisionProgress:
         """Owed markers by slot."""
         self._missing_count: Counter[Key] = Counter()
         self.stale: set[int] = set()
-        """Slots whose log has refused a marker and was not taken up anew: what is open there is
+        """Slots whose log has refused a marker and was not taken up since: what is open there is
         unknown.
         """
         self._applied: deque[tuple[int, Sequence[Key]]] = deque()
@@ -131,7 +135,8 @@ class DecisionProgress:
             _decrement(self._written_count, key)
             self._has_resolved = True
             if self._ring.outcome(number).verdict is Verdict.FAILED:
-                self.stale.add(slot)
+                if self._ring.descriptor(number).leader_epoch == self._epoch_of(slot):
+                    self.stale.add(slot)  # else it was taken up before the verdict was read
                 self.add_missing(slot, key, outcome)
         while self._applied:
             ordinal, keys = self._applied[0]

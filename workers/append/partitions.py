@@ -159,6 +159,15 @@ class Partitions:
         except Exception as error:
             self._note_unopened(assignment, error, now_ns)
 
+    def epoch_of(self, slot: int) -> int | None:
+        """The leader epoch in which a partition was taken up, None if it is not open."""
+        partition = self.by_slot.get(slot)
+        if partition is None:
+            return None
+        return (
+            partition.open_epoch if partition.leader_epoch == NO_EPOCH else partition.leader_epoch
+        )
+
     def code_of_unopened(self, slot: int, now_ns: int) -> ErrorCode:
         """Return the error code of a batch for a slot without a partition. Retry opening it if the
         retry time has come.

@@ -80,7 +80,7 @@ class Transactions:
         self._now_us = now_us
         self._error_handler = error_handler
         self._producers = TransactionalProducers()
-        self._progress = DecisionProgress(ring)
+        self._progress = DecisionProgress(ring, partitions.epoch_of)
         self._done = 0
         """Decisions of the lane's next message that are applied."""
         self._asked: set[Key] = set()

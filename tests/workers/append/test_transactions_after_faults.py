@@ -338,6 +338,40 @@ def test_a_marker_that_the_disk_refuses_is_written_when_the_partition_is_back(ki
     assert results(it, transactional(epoch=2, partition=1), slot=1) == [0]
 
 
+def test_a_refused_marker_is_written_later_though_its_refusal_is_read_behind_the_new_epoch() -> (
+    None
+):
+    """A batch comes between the flusher's verdict and its notice of it: the worker takes the log up
+    as it is, and reads of the refusal afterwards.
+    """
+    it = make_bench(2)
+    coordinator = registered(it)
+    results(it, transactional(partition=1), slot=1)
+    assert isinstance(it.files, SimFiles)
+
+    def hook(operation: str, path: str) -> None:
+        if operation in ("write", "sync") and "/t-1/" in path and ".arrows" in path:
+            raise OSError(errno.EIO, "broken", path)
+
+    def append() -> None:
+        it.send(make_batch(1, seed=checksum_seed(TOPIC_ID, 1)), slot=1)
+        it.step_worker()
+        assert it.worker._partitions[1].leader_epoch == it.table.read(1).leader_epoch
+
+    it.files.disk.hook = hook
+    ordinal = coordinator.decide(1, [(PID, 0, COMMIT)], [(PID, 1)])
+    it.step_worker()
+    with armed("flusher.after_verdicts", append):
+        it.step_flusher()
+    coordinator.settle()
+    assert progress(coordinator) == (ordinal, [ordinal])
+    _mend(it)
+    _revive(it, 1)
+    _pass_time(coordinator)
+    assert progress(coordinator) == (ordinal, [])
+    assert ends_of(it, 1) == [(0, 0, 1)]
+
+
 def test_a_partition_that_is_offline_when_it_is_decided_gets_its_marker_later() -> None:
     it = make_bench(2)
     coordinator = registered(it)
