@@ -4,6 +4,7 @@ once, in order, and the producer goes on.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -147,9 +148,12 @@ def _turn_with_answers(program: Program) -> Callable[[], object]:
 def _send_arrow(program: Program) -> Callable[[], object]:
     program.filled()
     rows = [program.value() for _ in range(20)]
-    return lambda: program.producer.send_arrow(
-        "t", pa.table({"value": pa.array(rows, pa.binary())}), partition=0
-    )
+    # The first array of a process imports pandas, and its first frame these: points of no call.
+    table = pa.table({"value": pa.array(rows, pa.binary())})
+    importlib.import_module("tailrace.batch.exact_floats")
+    importlib.import_module("tailrace.batch.frame_encoder")
+    importlib.import_module("tailrace.batch.frames")
+    return lambda: program.producer.send_arrow("t", table, partition=0)
 
 
 def _partitions(program: Program) -> Callable[[], object]:
