@@ -23,9 +23,10 @@ demo: $(KERNEL) java
 	@$(BIN)/python -P -m bench.demo
 
 # Tests that share a fixture stay in one process; each other one goes to the process that is free (tests/conftest.py).
-# Four processes for two cores: a test waits for disks, timers and other processes half of its time.
+# Six processes for two cores: a test waits for disks, timers and other processes over half of its time, and of four
+# processes' CPU a sixth stayed idle.
 # Each starts hundreds of interpreters: bytecode is kept though the environment may say otherwise.
-PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -P -m pytest -n 4 --dist loadgroup --no-loadscope-reorder
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -P -m pytest -n 6 --dist loadgroup --no-loadscope-reorder
 
 # The suites that go through the kernel, with the same functions in Python.
 test-pure: $(KERNEL)
