@@ -22,6 +22,7 @@ from tests.kit.runs import first_imports, run_order
 from tests.kit.starts import forked_starts
 
 settings.register_profile("deterministic", derandomize=True, deadline=None, print_blob=True)
+settings.register_profile("short", settings.get_profile("deterministic"), max_examples=40)
 settings.load_profile("deterministic")
 appliance_logs.install()
 # A Spark session of a test lives for seconds: Java's second compiler would take more time than its
@@ -33,13 +34,16 @@ LONG_HANG_LIMIT_S = 7_200
 """In place of the ten minutes (`--timeout`) after which a test that is not long has hung."""
 
 
-def pytest_configure() -> None:
-    """Choose this run's base seed before xdist starts its workers, which inherit it.
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose this run's base seed before xdist starts its workers, which inherit it. A run without
+    long tests takes the first 40 examples of hypothesis in place of a hundred.
 
     A shell starts background jobs with SIGINT ignored, and their children inherit that: what a test
     starts must hear of Ctrl-C.
     """
     seeds.base()
+    if config.option.markexpr.startswith("not long"):
+        settings.load_profile("short")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -43,6 +43,15 @@ def block_name(block: Iterable[int]) -> str:
     return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]}-{seeds[-1]}"
 
 
+def examples(count: int) -> int:
+    """So many examples of hypothesis in a run of everything, and fewer where long tests stay out
+    (the profiles of tests/conftest.py).
+    """
+    from hypothesis import settings
+
+    return count * settings.default.max_examples // 100
+
+
 def run_each(run: Callable[[int], Any], block: Iterable[int]) -> None:
     """Run every seed; the error of one that fails names it."""
     for seed in block:

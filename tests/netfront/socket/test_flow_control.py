@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from netfront.quotas.quota_gate import GateClock, QuotaGate
 from netfront.socket.flow_control import Credit, CreditLedger
 from shm.quotas.quota_rules import Entity
+from tests.kit.seeds import examples
 
 BATCH = 100
 STEPS = st.lists(
@@ -23,7 +24,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(STEPS, st.integers(100, 1000))
 def test_all_that_is_held_comes_out_of_the_budget_and_nobody_starves(
     steps: list[tuple[str, int, int]], budget: int
@@ -76,7 +77,7 @@ def test_all_that_is_held_comes_out_of_the_budget_and_nobody_starves(
     assert not ledger.is_contended
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(1, 2000), st.integers(100, 3000))
 def test_however_many_connect_and_send_no_more_is_under_way_than_the_budget(
     count: int, budget: int
@@ -272,7 +273,7 @@ def test_credit_that_was_not_used_is_given_back_to_the_rate() -> None:
     assert slow.bucket.balance(0) == 940
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(STEPS, st.integers(100, 1000), st.integers(1, 500))
 def test_what_is_granted_never_exceeds_the_rate_whatever_connections_do(
     steps: list[tuple[str, int, int]], budget: int, rate: int

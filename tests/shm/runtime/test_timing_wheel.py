@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shm.runtime.timing_wheel import Timer, TimingWheel
+from tests.kit.seeds import examples
 
 TICK = 1000
 STEP = st.one_of(
@@ -19,7 +20,7 @@ STEP = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(STEP, max_size=80), st.integers(0, 10**15), st.integers(1, 7))
 def test_wheel_fires_what_a_sorted_list_would(
     steps: list[tuple[str, int]], start: int, limit: int

@@ -18,6 +18,7 @@ from tailrace.format.record_batch.batch_header import (
 )
 from tailrace.kernel import reference_kafka
 from tailrace.kernel.reference_kafka import RecordFault
+from tests.kit.seeds import examples
 
 NATIVE = kernel.load_compiled()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="there is no compiled kernel to compare")
@@ -74,7 +75,7 @@ def columns_of(batch: bytes | bytearray) -> tuple[list[memoryview], tuple[int, .
 
 
 @given(ROWS, PRODUCER, st.sampled_from([2000, 3000, 8000, 1 << 20]), st.booleans())
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_records_become_the_same_batches(
     rows: list[Any], producer: tuple[int, int, int], bytes_max: int, requires_key: bool
 ) -> None:
@@ -89,7 +90,7 @@ def test_records_become_the_same_batches(
 
 
 @given(ROWS, st.integers(0, 3), st.booleans(), st.sampled_from([None, 0, 1]))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_batches_become_the_same_records_and_these_are_what_they_were(
     rows: list[Any], cut: int, has_one_time: bool, gaps: int | None
 ) -> None:
@@ -116,7 +117,7 @@ def test_batches_become_the_same_records_and_these_are_what_they_were(
 
 
 @given(ROWS, st.data())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_damaged_records_have_the_same_fault(rows: list[Any], data: Any) -> None:
     records, base_ms = encoded(rows)
     for _ in range(data.draw(st.integers(1, 3))):
@@ -132,7 +133,7 @@ def test_damaged_records_have_the_same_fault(rows: list[Any], data: Any) -> None
 
 
 @given(ROWS, st.data())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_damaged_columns_have_the_same_fault_or_records(rows: list[Any], data: Any) -> None:
     records, base_ms = encoded(rows)
     (batch,) = reference_kafka.batches_from_kafka(

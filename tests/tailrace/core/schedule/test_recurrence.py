@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tailrace.core.schedule.delays import TICK_US, tick_of
 from tailrace.core.schedule.recurrence import MISSED, MISSED_AT_ONCE, ON_TIME_TICKS, Recurrence
+from tests.kit.seeds import examples
 
 BEGIN_US = 1_700_000_000_000_000
 DAY_US = 86_400_000_000
@@ -38,7 +39,7 @@ def one_by_one(recurrence: Recurrence, due_us: int, tick: int) -> tuple[list[int
     return found, upcoming
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     intervals | crons,
     st.sampled_from(MISSED),

@@ -37,6 +37,7 @@ from tailrace.format.record_batch.batch_validation import (
 )
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message
 from tests.kit.batches import SEED, make_batch, reseal, with_wild_buffer
+from tests.kit.seeds import examples
 
 LAYOUT = read_schema(to_message(DEFAULT_SCHEMA))
 
@@ -273,7 +274,7 @@ def test_unset_fields_may_be_minus_one_or_zero() -> None:
     validate_batch(data, read_header(data), LAYOUT)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.integers(8, 600), st.binary(min_size=1, max_size=8))
 def test_what_passes_can_be_read(at: int, junk: bytes) -> None:
     """Bend the flatbuffer anywhere, make the checksums right: whatever passes the check is read by

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.record_batch.batch_header import REMEMBERED_BATCHES
+from tests.kit.seeds import examples
 from workers.log.producers import producer_state
 from workers.log.producers.producer_state import Decision, ProducerTable
 
@@ -202,7 +203,9 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(300),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(STEPS)
 def test_nothing_that_may_be_sent_again_is_forgotten_however_many_producers_come(
