@@ -51,7 +51,7 @@ def one_schedule(seed: int, partitions: int) -> int:
     return check(workload.history, workload.readable())
 
 
-@pytest.mark.parametrize("start", short(range(0, 240, SEEDS_PER_TEST), *range(10)))
+@pytest.mark.parametrize("start", short(range(0, 240, SEEDS_PER_TEST), *range(6)))
 def test_power_lost_at_any_operation_loses_nothing_acknowledged(start: int) -> None:
     for seed in range(start, start + SEEDS_PER_TEST):
         try:

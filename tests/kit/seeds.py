@@ -49,7 +49,7 @@ def examples(count: int) -> int:
     """
     from hypothesis import settings
 
-    return count * settings.default.max_examples // 100
+    return int(count * settings.default.max_examples // 100)
 
 
 def run_each(run: Callable[[int], Any], block: Iterable[int]) -> None:

@@ -17,6 +17,7 @@ from tailrace.core.error_codes import ErrorCode
 from tailrace.format.crc32c import Readable
 from tests.kit.batches import SEED, make_batch, with_wild_buffer
 from tests.kit.log_files.logs import Bench, assignment, bench
+from tests.kit.matrices import short
 from workers.flush.flusher_settings import FlusherSettings
 from workers.segment.files import DiskFiles
 
@@ -149,7 +150,7 @@ class Dying(DiskFiles):
         super().rename(source, target)
 
 
-@pytest.mark.parametrize("operations", range(60))
+@pytest.mark.parametrize("operations", short(range(60), *range(0, 60, 3)))
 def test_a_flusher_killed_at_any_write_or_sync_loses_nothing(
     tmp_path: pathlib.Path, operations: int
 ) -> None:
@@ -350,7 +351,7 @@ class Filling(Dying):
 SPLIT_SETTINGS = FlusherSettings(journal_bytes=1 << 20, reserve_bytes=1 << 30)
 
 
-@pytest.mark.parametrize("operations", range(30))
+@pytest.mark.parametrize("operations", short(range(30), *range(0, 30, 3)))
 def test_a_flusher_killed_while_it_splits_a_segment_of_a_full_disk_loses_nothing_that_stays(
     tmp_path: pathlib.Path, operations: int
 ) -> None:

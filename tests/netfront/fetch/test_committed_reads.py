@@ -28,9 +28,10 @@ from tailrace.protocol.frame import Api
 from tests.kit.batches import TIME_US
 from tests.kit.log_files.file_fronts import KEY, FileFront
 from tests.kit.log_files.transaction_logs import FIRST_ID, grow
+from tests.kit.matrices import short
 from tests.kit.stepped.fronts import FakeClient
 
-SEEDS = range(12)
+SEEDS = short(range(12), *range(4))
 
 
 @pytest.fixture
@@ -380,7 +381,7 @@ def test_what_was_read_ahead_ends_where_an_open_transaction_began(
     assert seen == [0, 1, 2, 3, 4, 5, 6, 7, 10]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", short(range(6), *range(2)))
 @pytest.mark.parametrize("isolation_level", ["read_committed", "read_uncommitted"])
 def test_a_search_by_time_finds_no_aborted_and_no_open_record(
     world: FileFront, seed: int, isolation_level: str

@@ -12,6 +12,7 @@ import pytest
 from netfront.socket.flow_control import CreditLedger
 from shm.queues.lane import LaneMessage
 from tailrace.core.error_codes import ErrorCode
+from tests.kit.matrices import short
 from tests.kit.stepped.fronts import FakeClient, FakeFront
 from tests.kit.stepped.produce import TIMED_OUT, batch, number_of, produced
 
@@ -139,7 +140,7 @@ class _Model:
 SIZES = (0, 100, 200, 200, 1_000, 1_020, 2_000)
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", short(range(100), *range(25)))
 def test_whatever_comes_and_goes_every_request_is_answered_once_with_what_became_of_each_batch(
     seed: int,
 ) -> None:

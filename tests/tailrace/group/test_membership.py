@@ -29,6 +29,7 @@ from tailrace.group.membership import (
 )
 from tailrace.protocol.frame import Api
 from tests.appliance.groups.kit import SECOND_NS, Bench, FakeTopics, Refused
+from tests.kit.matrices import short
 
 GROUP = "billing"
 Heard = tuple[ErrorCode, str, dict[str, Any]]
@@ -387,7 +388,7 @@ def test_a_member_leaves_though_the_answer_to_its_join_was_lost(bench: Bench) ->
     assert not one.beat(), "it has left already"
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", short(range(25), *range(8)))
 def test_random_schedules_never_let_two_read_a_partition_and_come_to_rest(
     tmp_path: Path, seed: int
 ) -> None:

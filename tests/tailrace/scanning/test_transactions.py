@@ -19,6 +19,7 @@ from tailrace.scanning.remote_source import RemoteSource
 from tests.kit.batches import TOPIC_ID
 from tests.kit.log_files.file_fronts import FileFront
 from tests.kit.log_files.transaction_logs import TransactionLog, grow
+from tests.kit.matrices import short
 
 
 def local(log: TransactionLog, *, headers_only: bool = False) -> LocalSource:
@@ -46,7 +47,7 @@ def grown(request: pytest.FixtureRequest, tmp_path: Path) -> FileFront:
     return world
 
 
-@pytest.mark.parametrize("grown", range(8), indirect=True)
+@pytest.mark.parametrize("grown", short(range(8), *range(3)), indirect=True)
 @pytest.mark.parametrize("headers_only", [False, True])
 def test_local_files_show_the_committed_records(grown: FileFront, headers_only: bool) -> None:
     log = grown.logs[0]
@@ -56,7 +57,7 @@ def test_local_files_show_the_committed_records(grown: FileFront, headers_only: 
         assert offsets_of(local(log, headers_only=headers_only), start, end) == model
 
 
-@pytest.mark.parametrize("grown", range(8), indirect=True)
+@pytest.mark.parametrize("grown", short(range(8), *range(3)), indirect=True)
 def test_a_front_shows_the_committed_records_to_a_scan(
     grown: FileFront, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,7 +70,7 @@ def test_a_front_shows_the_committed_records_to_a_scan(
         source.close()
 
 
-@pytest.mark.parametrize("grown", range(8), indirect=True)
+@pytest.mark.parametrize("grown", short(range(8), *range(3)), indirect=True)
 @pytest.mark.parametrize("with_indexes", [True, False])
 def test_a_stopped_appliances_directory_is_read_up_to_its_oldest_open_transaction(
     grown: FileFront, tmp_path: Path, with_indexes: bool

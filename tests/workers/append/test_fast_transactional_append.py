@@ -15,6 +15,7 @@ from shm.queues.lane import LaneMessage
 from tailrace import kernel
 from tests.kit.log_files.logs import Bench, assignment, simulated_regions
 from tests.kit.log_files.simdisk import SimDisk, SimFiles
+from tests.kit.matrices import short
 from tests.kit.stepped.coordinator import ABORT, COMMIT, PID, SEALED, Coordinator, transactional
 from workers.flush.flusher_settings import FlusherSettings
 
@@ -121,7 +122,7 @@ class History:
 
 
 @compiled_only
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", short(range(25), *range(8)))
 def test_both_ways_leave_the_same_bytes_and_transactions(seed: int) -> None:
     time_type = ("CreateTime", "LogAppendTime")[seed % 2]
     benches = [make_bench(is_checked=checked, time_type=time_type) for checked in (False, True)]

@@ -20,6 +20,7 @@ from tailrace.format.record_batch.batch_header import checksum_seed
 from tests.kit.batches import TOPIC_ID, make_batch
 from tests.kit.log_files.logs import Bench, assignment, simulated_regions
 from tests.kit.log_files.simdisk import SimDisk, SimFiles
+from tests.kit.matrices import short
 from tests.kit.stepped.coordinator import (
     ABORT,
     COMMIT,
@@ -591,7 +592,7 @@ def test_a_transaction_reaches_partitions_that_were_added_meanwhile() -> None:
 # ---- at random -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", short(range(25), *range(8)))
 def test_every_transaction_ends_as_it_was_decided_whatever_dies(seed: int) -> None:
     """Random transactions over partitions, with kills of the worker, the flusher, both, and of the
     coordinator, between any two steps and at crash points. At the end the markers in the logs are

@@ -21,6 +21,7 @@ from tailrace.format.record_batch.batch_header import checksum_seed
 from tests.kit.batches import TOPIC_ID, make_batch
 from tests.kit.log_files.logs import Bench, assignment, bench, simulated_regions
 from tests.kit.log_files.simdisk import SimDisk, SimFiles
+from tests.kit.matrices import short
 from workers.append import batch_appender, partitions
 from workers.append import batch_validation as batch_checks
 from workers.append.descriptor_index import DescriptorIndex
@@ -198,7 +199,7 @@ def test_files_that_cannot_be_read_now_make_a_partition_wait_and_not_the_worker_
         assert failures(it) == 0
 
 
-@pytest.mark.parametrize("at", range(25))
+@pytest.mark.parametrize("at", short(range(25), *range(0, 25, 3)))
 def test_a_log_that_is_brought_online_under_load_is_taken_up_at_its_end(at: int) -> None:
     """The worker looks between any two stores by which the flusher shows the new epoch: it must not
     take up the old one's end.

@@ -20,6 +20,7 @@ from appliance.groups.share.partition.share_partition import LOCK_TICK_NS, Share
 from tailrace.core.errors import FencedMemberError, TailraceError, UnknownMemberError
 from tailrace.protocol.frame import Api
 from tests.appliance.groups.share.world import MS, Member, S, World
+from tests.kit.matrices import short
 
 LIMIT, LOCK_MS = 3, 2_000
 Place = tuple[int, int]
@@ -278,7 +279,7 @@ def run(seed: int, directory: pathlib.Path) -> None:
         schedule.world.close()
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", short(range(30), *range(10)))
 def test_no_record_is_lost_or_accepted_twice(seed: int, tmp_path: pathlib.Path) -> None:
     run(seed, tmp_path)
 

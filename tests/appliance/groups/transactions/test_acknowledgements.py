@@ -22,6 +22,7 @@ from tailrace.core.errors import (
 )
 from tailrace.protocol.frame import Api
 from tests.appliance.groups.transactions.kit import Owner, World
+from tests.kit.matrices import short
 
 LOCK_S = 30
 
@@ -258,7 +259,7 @@ def test_a_member_named_twice_and_a_consumer_group_are_refused(
         owner.end(acknowledgements=[{**member.done(0, 0), "group": "h"}])
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", short(range(20), *range(7)))
 def test_whatever_workers_do_and_whenever_the_process_is_killed_each_input_has_one_output(
     world: World, member: Member, seed: int
 ) -> None:

@@ -15,6 +15,7 @@ from appliance.groups.transactions.decisions.decision_log import DecisionLog
 from tailrace.core.errors import DiskFullError, TailraceError
 from tailrace.protocol.frame import Api
 from tests.appliance.groups.transactions.kit import SECOND_NS, Fenced, NotYet, World
+from tests.kit.matrices import short
 
 STEPS = 400
 NAME = "billing"
@@ -218,7 +219,7 @@ class Run:
         assert self.world.store.read("SELECT count(*) FROM decisions") == [(0,)]
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", short(range(25), *range(8)))
 def test_random_schedules_tear_no_transaction_and_lose_no_decision(
     tmp_path: Path, seed: int
 ) -> None:
