@@ -3,15 +3,21 @@
 
 cdef extern from *:
     """
-    /* faults of a number: 1 cut off, 2 too long */
+    /* faults: 1 cut off, 2 too long, 3 a length below -1 */
 
-    static inline int kafka_varint(const uint8_t** at, const uint8_t* end, int32_t* number) {
+    static inline __attribute__((always_inline)) int kafka_varint(const uint8_t** at, const uint8_t* end, int32_t* number) {
         const uint8_t* p = *at;
         uint32_t bits, byte;
         if (p >= end) return 1;
         bits = *p++;
         if (bits >= 128) {
             int shift = 7;
+            if (p < end && *p < 128) { /* two bytes, as most */
+                bits = (bits & 127) | (uint32_t)*p++ << 7;
+                *at = p;
+                *number = (int32_t)(bits >> 1) ^ -(int32_t)(bits & 1);
+                return 0;
+            }
             bits &= 127;
             do {
                 if (p >= end) return 1;
@@ -26,10 +32,16 @@ cdef extern from *:
         return 0;
     }
 
-    static inline int kafka_varlong(const uint8_t** at, const uint8_t* end, int64_t* number) {
+    static inline __attribute__((always_inline)) int kafka_varlong(const uint8_t** at, const uint8_t* end, int64_t* number) {
         const uint8_t* p = *at;
         uint64_t bits = 0, byte;
         int shift = 0;
+        if (end - p >= 2 && p[1] < 128 && p[0] >= 128) {
+            bits = (p[0] & 127) | (uint64_t)p[1] << 7;
+            *at = p + 2;
+            *number = (int64_t)(bits >> 1) ^ -(int64_t)(bits & 1);
+            return 0;
+        }
         do {
             if (p >= end) return 1;
             byte = *p++;
@@ -39,6 +51,28 @@ cdef extern from *:
         } while (byte >= 128);
         *at = p;
         *number = (int64_t)(bits >> 1) ^ -(int64_t)(bits & 1);
+        return 0;
+    }
+
+    /* The next length, and its bytes, are the cell of a row: where they begin (KAFKA_NULL: nowhere),
+       and where they end among the bytes of the column. Returns a fault or 0. */
+    static inline __attribute__((always_inline)) int kafka_cell(
+        const uint8_t* records, const uint8_t** at, const uint8_t* end, int32_t* ends, uint32_t* places, int64_t* nulls, int64_t row
+    ) {
+        int32_t length = 0;
+        int fault = kafka_varint(at, end, &length);
+        if (fault) return fault;
+        if (length < 0) {
+            if (length < -1) return 3;
+            ++*nulls;
+            places[row] = 0xFFFFFFFFu;
+            ends[row + 1] = ends[row];
+            return 0;
+        }
+        if (length > end - *at) return 1;
+        places[row] = (uint32_t)(*at - records);
+        ends[row + 1] = ends[row] + length;
+        *at += length;
         return 0;
     }
 
@@ -86,6 +120,7 @@ cdef extern from *:
     """
     int kafka_varint(const uint8_t** at, const uint8_t* end, int32_t* number) noexcept nogil
     int kafka_varlong(const uint8_t** at, const uint8_t* end, int64_t* number) noexcept nogil
+    int kafka_cell(const uint8_t* records, const uint8_t** at, const uint8_t* end, int32_t* ends, uint32_t* places, int64_t* nulls, int64_t row) noexcept nogil
     uint64_t kafka_zigzag(int64_t number) noexcept nogil
     int kafka_size(uint64_t bits) noexcept nogil
     uint8_t* kafka_put(uint8_t* at, uint64_t bits) noexcept nogil

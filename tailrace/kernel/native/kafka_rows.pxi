@@ -75,35 +75,15 @@ cdef int find_row_scratch(KafkaRows* rows) except -1:
     return 0
 
 
-cdef inline int kafka_cell(const uint8_t* records, const uint8_t** at, const uint8_t* end, KafkaCells* cells, int64_t row) noexcept nogil:
-    """The next length, and its bytes, are a cell. Returns a fault or 0."""
-    cdef int32_t length = 0
-    cdef int fault = kafka_varint(at, end, &length)
-    if fault:
-        return fault
-    if length < 0:
-        if length < -1:
-            return KAFKA_NEGATIVE_LENGTH
-        cells.nulls += 1
-        cells.places[row] = KAFKA_NULL
-        cells.ends[row + 1] = cells.ends[row]
-        return 0
-    if length > end - at[0]:
-        return KAFKA_CUT_OFF
-    cells.places[row] = <uint32_t>(at[0] - records)
-    cells.ends[row + 1] = cells.ends[row] + length
-    at[0] += length
-    return 0
-
-
 cdef int read_kafka_rows(KafkaRows* rows, int64_t base_ms, int64_t missing_us, bint requires_key, int64_t headers_max, int64_t* fault_row) except -1:
     """Read all records into the scratch memory. Returns a fault or 0."""
-    cdef const uint8_t* at = rows.records
+    cdef const uint8_t* records = rows.records
+    cdef const uint8_t* at = records
     cdef const uint8_t* records_end = at + rows.length
     cdef const uint8_t* end
     cdef const uint8_t* name
     cdef int32_t number = 0
-    cdef int64_t delta = 0, time_ms = 0, row, headers = 0, room = rows.count, i
+    cdef int64_t delta = 0, time_ms = 0, row, headers = 0, room = rows.count, i, latest_ms = TIMESTAMP_MAX_MS
     cdef int fault
     rows.keys.ends[0] = rows.values.ends[0] = rows.list_ends[0] = rows.names.ends[0] = rows.contents.ends[0] = 0
     for row in range(rows.count):
@@ -120,7 +100,7 @@ cdef int read_kafka_rows(KafkaRows* rows, int64_t base_ms, int64_t missing_us, b
         fault = kafka_varlong(&at, end, &delta)
         if fault:
             return fault
-        if __builtin_add_overflow(base_ms, delta, &time_ms) or not -TIMESTAMP_MAX_MS <= time_ms <= TIMESTAMP_MAX_MS:
+        if __builtin_add_overflow(base_ms, delta, &time_ms) or not -latest_ms <= time_ms <= latest_ms:
             return KAFKA_TIMESTAMP
         fault = kafka_varint(&at, end, &number)
         if fault:
@@ -128,12 +108,12 @@ cdef int read_kafka_rows(KafkaRows* rows, int64_t base_ms, int64_t missing_us, b
         if number != row:
             return KAFKA_OFFSET_DELTA
         rows.stamps[row] = missing_us if time_ms == -1 else time_ms * 1000
-        fault = kafka_cell(rows.records, &at, end, &rows.keys, row)
+        fault = kafka_cell(records, &at, end, rows.keys.ends, rows.keys.places, &rows.keys.nulls, row)
         if fault:
             return fault
         if requires_key and rows.keys.places[row] == KAFKA_NULL:
             return KAFKA_KEY_MISSING
-        fault = kafka_cell(rows.records, &at, end, &rows.values, row)
+        fault = kafka_cell(records, &at, end, rows.values.ends, rows.values.places, &rows.values.nulls, row)
         if fault:
             return fault
         fault = kafka_varint(&at, end, &number)
@@ -149,7 +129,7 @@ cdef int read_kafka_rows(KafkaRows* rows, int64_t base_ms, int64_t missing_us, b
                 # The buffers' ends are 0, so what they have is at most their size: it moves along.
                 find_header_scratch(rows, room)
             for i in range(number):
-                fault = kafka_cell(rows.records, &at, end, &rows.names, headers)
+                fault = kafka_cell(records, &at, end, rows.names.ends, rows.names.places, &rows.names.nulls, headers)
                 if fault:
                     return fault
                 if rows.names.places[headers] == KAFKA_NULL:
@@ -157,7 +137,7 @@ cdef int read_kafka_rows(KafkaRows* rows, int64_t base_ms, int64_t missing_us, b
                 name = rows.records + rows.names.places[headers]
                 if not kafka_is_ascii(name, at - name) and not is_utf8(name, at - name):
                     return KAFKA_HEADER_NAME_NOT_UTF8
-                fault = kafka_cell(rows.records, &at, end, &rows.contents, headers)
+                fault = kafka_cell(records, &at, end, rows.contents.ends, rows.contents.places, &rows.contents.nulls, headers)
                 if fault:
                     return fault
                 headers += 1
