@@ -309,7 +309,7 @@ def strangers(found: Figures) -> None:
         host, _, port = appliance.address.removeprefix("tcp://").rpartition(":")
         with Admin(side.address) as admin:
             admin.create_topics(NewTopic(TOPIC))
-        ratios, rates = [], []
+        ratios, rates, shares = [], [], []
         with Producer(side.address, linger_ms=0, acks=1) as producer:
             acks_us(producer)
             [front] = side.fronts
@@ -322,15 +322,16 @@ def strangers(found: Figures) -> None:
                     stdout=subprocess.PIPE,
                 )  # fmt: skip
                 trips: list[float] = []
-                begun = time.perf_counter()
                 while flood.poll() is None:
                     trips += acks_us(producer, 20)
-                seconds = time.perf_counter() - begun
                 assert flood.stdout is not None
-                rates.append(int(flood.stdout.read()) / seconds)
+                begun, taken, seconds = map(float, flood.stdout.read().split())
+                rates.append(begun / seconds)
+                shares.append(taken / begun)
                 ratios.append(percentile(trips, 0.99) / alone)
             grown = (front.memory_info().rss - before) / 1e6
         report("strangers: handshakes begun a second", "1/s", rates, "5000", found)
+        report("strangers: share that was taken", "ratio", shares, "", found)
         report("strangers: p99 of others' acks", "ratio", ratios, "1.5", found)
         report("strangers: memory of the front, more", "MB", [grown], "50", found)
 

@@ -11,7 +11,10 @@ by them.
 
 Owner: one front.
 Invariants:
-- Members that are remembered <= MEMBERS_MAX. A member that is forgotten is refused once.
+- A member is its user's: the same id in another user's requests is another member, whose topics
+  change nothing for the first one.
+- Members that are remembered <= MEMBERS_MAX. Beyond it the user with the most of them loses its
+  oldest. A member that is forgotten is refused once.
 """
 
 from __future__ import annotations
@@ -34,8 +37,9 @@ class MemberTopics:
     """Topics by member, and the checks of requests that name none."""
 
     def __init__(self) -> None:
-        self._topics: dict[tuple[str, str], list[str]] = {}
-        """By group and member id."""
+        self._topics: dict[str, dict[tuple[str, str], list[str]]] = {}
+        """By user, and by group and member id."""
+        self._count = 0
 
     def heartbeat(self, principal: Principal, request: dict[str, Any]) -> None:
         """Note the topics of a heartbeat that was checked, or check those that it leaves out.
@@ -43,43 +47,57 @@ class MemberTopics:
         """
         group, member_id = request.get("group"), request.get("member_id")
         if isinstance(request.get("topics"), list):
-            self._learn(group, member_id, request["topics"])
+            self._learn(principal.user, group, member_id, request["topics"])
             return
         epoch = request.get("member_epoch")
         if isinstance(epoch, int) and epoch < 0:
             if isinstance(group, str) and isinstance(member_id, str):
-                self._topics.pop((group, member_id), None)
+                self._forget(principal.user, (group, member_id))
         elif request.get("kind") != "share":  # it gives its records back with SHARE_ACQUIRE
-            _refuse_unless_all(principal, self._of(group, member_id))
+            _refuse_unless_all(principal, self._of(principal.user, group, member_id))
 
-    def _of(self, group: object, member_id: object) -> list[str]:
+    def _of(self, user: str, group: object, member_id: object) -> list[str]:
         """The topics of a member. A malformed id has none: the group coordinator refuses it."""
         if not isinstance(group, str) or not isinstance(member_id, str):
             return []
-        return self._topics.get((group, member_id), [])
+        return self._topics.get(user, {}).get((group, member_id), [])
 
-    def _learn(self, group: object, member_id: object, topics: Sequence[Any]) -> None:
+    def _learn(self, user: str, group: object, member_id: object, topics: Sequence[Any]) -> None:
         if not isinstance(group, str) or not isinstance(member_id, str):
             return
-        if len(self._topics) >= MEMBERS_MAX and (group, member_id) not in self._topics:
-            self._topics.pop(next(iter(self._topics)))
-        self._topics[group, member_id] = sorted({name for name in topics if isinstance(name, str)})
+        member = group, member_id
+        if member not in self._topics.get(user, ()):
+            if self._count >= MEMBERS_MAX:
+                most = max(self._topics, key=lambda each: len(self._topics[each]))
+                self._forget(most, next(iter(self._topics[most])))
+            self._count += 1
+        names = sorted({name for name in topics if isinstance(name, str)})
+        self._topics.setdefault(user, {})[member] = names
+
+    def _forget(self, user: str, member: tuple[str, str]) -> None:
+        of_user = self._topics.get(user, {})
+        if of_user.pop(member, None) is not None:
+            self._count -= 1
+            if not of_user:
+                del self._topics[user]
 
     def checked(self, principal: Principal, body: bytes) -> bytes:
         """The body of SHARE_ACQUIRE with the member's topics. Raises WireError if its user may not
         read one of them.
         """
         request = orjson.loads(body)
-        topics = self._of(request.get("group"), request.get("member_id"))
+        topics = self._of(principal.user, request.get("group"), request.get("member_id"))
         _refuse_unless_all(principal, topics)
         request["topics"] = topics
         return orjson.dumps(request)
 
-    def refused(self, body: bytes) -> bytes:
+    def refused(self, principal: Principal, body: bytes) -> bytes:
         """Take the topics of a refusal. Returns the part of it that the client gets."""
         answer = orjson.loads(body)
         if isinstance(answer.get("topics"), list):
-            self._learn(answer.get("group"), answer.get("member_id"), answer["topics"])
+            self._learn(
+                principal.user, answer.get("group"), answer.get("member_id"), answer["topics"]
+            )
         return encode_error(str(answer.get("message", "")))
 
 

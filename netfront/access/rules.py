@@ -148,6 +148,17 @@ def _on_topics(operation: str) -> Callable[[Request, TopicName], Needs]:
 def _create_topics(request: Request, _names: TopicName) -> Needs:
     for item in _items(request, "topics"):
         yield (CREATE, TOPIC, _text(item, "name")), (CREATE, *_ON_CLUSTER)
+        yield from _named_in_configs(item)
+
+
+def _named_in_configs(item: Any) -> Needs:
+    """Consumers write to the topic that `dead.letter.topic` names, with rights of their own. So it
+    is set by users who may write there.
+    """
+    configs = item.get("configs")
+    name = configs.get("dead.letter.topic") if isinstance(configs, dict) else None
+    if name:
+        yield ((WRITE, TOPIC, _name(name)),)
 
 
 def _compact_topic(request: Request, _names: TopicName) -> Needs:
@@ -164,6 +175,7 @@ def _alter_topics(request: Request, _names: TopicName) -> Needs:
                 yield ((ALTER, TOPIC, name),)  # the delay log has the columns of the topic
             else:
                 yield ((_ALTERED_BY.get(field, ALTER), TOPIC, name),)
+        yield from _named_in_configs(item)
 
 
 def _deleted_topics(operation: str) -> Callable[[Request, TopicName], Needs]:

@@ -290,12 +290,8 @@ class ForwardingService:
                 if asked is not None:
                     if self._gate is not None and not code:
                         payload = self._shown(self._gate, word, asked[0], payload)
-                    elif (
-                        self.member_topics is not None
-                        and code == ErrorCode.NOT_READY
-                        and asked[0] == Api.SHARE_ACQUIRE
-                    ):
-                        payload = self.member_topics.refused(payload)
+                    elif code == ErrorCode.NOT_READY and asked[0] == Api.SHARE_ACQUIRE:
+                        payload = self._learned(word, payload)
                     self._respond(word, asked[0], asked[1], correlation_id, code_of(code), payload)
             elif kind == LaneKind.PUSH:
                 self._responses.push_latest(word, api, payload)
@@ -317,6 +313,13 @@ class ForwardingService:
         if self.owners is not None and api in NAMES_PRODUCER:
             self.owners.passed_on(payload)
         return gate.shown(session.principal, api, payload)
+
+    def _learned(self, word: int, payload: bytes) -> bytes:
+        """The part of a refusal of SHARE_ACQUIRE that its client gets. The rest is the front's."""
+        session = self._sessions.by_word(word)
+        if self.member_topics is None or session is None or session.principal is None:
+            return payload
+        return self.member_topics.refused(session.principal, payload)
 
     def _answer_instead(
         self, word: int, api: int, version: int, correlation_id: int, code: ErrorCode, sentence: str

@@ -136,6 +136,14 @@ class Connections:
         oldest = next(iter(self._unshaken))
         self._shut(oldest if now_ns - oldest.accepted_ns >= ROOM_NS else peer)
 
+    def came_and_went(self, fd: int, now_ns: int, empty_count: int, *, is_counted: bool) -> None:
+        """Record a connection that had ended when it became known. Its messages may still be
+        unread; its descriptor may be another connection's by now.
+        """
+        peer = PeerConnection(fd, 0, is_counted, now_ns)
+        peer.is_closing = True
+        self._unread.append((peer, now_ns, empty_count))
+
     def set_limits(self, limits: Limits) -> None:
         """Change the limits. Connections above a smaller number stay until they end."""
         self.limits = limits

@@ -16,6 +16,11 @@ import zmq
 QUEUE_MESSAGES = 4096
 """Queued messages of one connection, in each direction."""
 ZMTP_HANDSHAKE_MS = 10_000
+BACKLOG = 4_096
+"""Connections that the kernel has made and libzmq has not accepted. Beyond it the kernel drops
+requests for connections, and a client repeats its own after a second. libzmq's default of 100 is
+full in 10 ms when strangers knock.
+"""
 DEAD_HOST_S = 30
 KEEPALIVE_S = 5
 
@@ -92,6 +97,7 @@ def new_socket(
     socket.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES)
     socket.setsockopt(zmq.MAXMSGSIZE, message_max_bytes)
     socket.setsockopt(zmq.HANDSHAKE_IVL, ZMTP_HANDSHAKE_MS)
+    socket.setsockopt(zmq.BACKLOG, BACKLOG)
     _set_keepalive(socket)
     socket.copy_threshold = 0
     return socket

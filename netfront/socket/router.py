@@ -8,8 +8,8 @@ Owner: one front.
 
 Invariants:
 - A buffer is reused only after libzmq has released it.
-- `watch` is called at `watch_at_ns`, and whenever the monitor's descriptor is readable. libzmq's
-  thread blocks while the monitor is not read.
+- `watch` is called at `watch_at_ns`, and whenever the monitor's descriptor is readable, for that
+  reason once in MONITOR_REST_NS. libzmq's thread blocks while the monitor is full.
 - With `security` a message is of the connection that sent it, not of its identity: each one's
   user id is compared.
 - While clients are silent no sweep is due (see `sweep_pause`).
@@ -69,6 +69,10 @@ SPARE_DESCRIPTORS = 8
 EVENTS_AT_ONCE = 2_100
 """More events than the monitor holds: 1,000 messages on each side."""
 RELISTEN_NS = 500_000_000
+MONITOR_REST_NS = 10_000_000
+"""Time after a look at the monitor in which its events do not end the front's sleep. Strangers who
+knock by the thousand would wake it for each of them.
+"""
 _PROBE = encode_response(
     Api.CREDIT, API_VERSIONS[Api.CREDIT][0], PUSH_CORRELATION_ID, ErrorCode.OK, 0, 0
 )
@@ -140,6 +144,10 @@ class Router:
         self.fd = int(socket.getsockopt(zmq.FD))
         self._messages = MessageSocket(socket)
         self._poll: select.poll | None = None
+        self._poll_resting: select.poll | None = None
+        """As `_poll`, without the monitor."""
+        self._monitor_read_ns = 0
+        """Time when the monitor last had events."""
         self._socket_paths = [
             address.removeprefix("ipc://")
             for address in addresses
@@ -323,19 +331,29 @@ class Router:
         if not self._is_drained and self.has_input():
             bell.clear()
             return
-        if self._poll is None:
-            self._poll = select.poll()
-            for fd in (self.fd, self.monitor_fd, bell.fd):
-                self._poll.register(fd, select.POLLIN)
-            if self.zap is not None:
-                self._poll.register(self.zap.fd, select.POLLIN)
-        found, is_sweep_due = self._pause.sleep(self._poll, timeout_ms, busy_ns)
+        if self._poll is None or self._poll_resting is None:
+            self._poll, self._poll_resting = self._pollers(bell)
+        poll = self._poll
+        rest_ns = self._monitor_read_ns + MONITOR_REST_NS - time.monotonic_ns()
+        if rest_ns > 0:
+            poll, rest_ms = self._poll_resting, -(-rest_ns // 1_000_000)
+            timeout_ms = rest_ms if timeout_ms is None else min(timeout_ms, rest_ms)
+        found, is_sweep_due = self._pause.sleep(poll, timeout_ms, busy_ns)
         readable = [fd for fd, _ in found]
         self._is_quiet = self.fd not in readable
         if is_sweep_due or self.monitor_fd in readable:
             self.watch_at_ns = 0
         if bell.fd in readable:
             bell.clear()
+
+    def _pollers(self, bell: Doorbell) -> tuple[select.poll, select.poll]:
+        """Polls of all descriptors that end a sleep, and of all but the monitor's."""
+        polls = select.poll(), select.poll()
+        others = [self.fd, bell.fd, *([] if self.zap is None else [self.zap.fd])]
+        for poll, descriptors in zip(polls, ([self.monitor_fd, *others], others), strict=True):
+            for fd in descriptors:
+                poll.register(fd, select.POLLIN)
+        return polls
 
     # ---- sending ---------------------------------------------------------------------------------
 
@@ -527,20 +545,28 @@ class Router:
         # following its end.
         self._is_quiet = False
         failed = ""
-        self._now_ns = time.monotonic_ns()
+        peers, accepted = self._peers, dict[int, bool]()
+        now_ns = self._now_ns = time.monotonic_ns()
         for _ in range(EVENTS_AT_ONCE):
             if not int(monitor.get(_EVENTS)) & _POLLIN:
                 break
+            self._monitor_read_ns = now_ns
             message, endpoint = monitor.recv_multipart(_NOBLOCK)
             event, value = _EVENT.unpack(message)
             if event == _ACCEPTED:
-                self._peers.accepted(value, endpoint.startswith(b"tcp://"), self._now_ns)
+                accepted[value] = endpoint.startswith(b"tcp://")
             elif event == _DISCONNECTED:
-                self._peers.disconnected(value, self._now_ns, self._empty_count)
+                is_counted = accepted.pop(value, None)
+                if is_counted is None:
+                    peers.disconnected(value, now_ns, self._empty_count)
+                else:
+                    peers.came_and_went(value, now_ns, self._empty_count, is_counted=is_counted)
             elif event == _ACCEPT_FAILED:
                 failed = os.strerror(value)
         else:
             self.watch_at_ns = 0
+        for fd, is_counted in accepted.items():
+            peers.accepted(fd, is_counted, now_ns)
         if failed:
             self._make_room(failed)
 

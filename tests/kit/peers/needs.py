@@ -20,11 +20,23 @@ NEEDED: dict[Api, list[tuple[dict[str, Any], list[str]]]] = {
     Api.CREATE_TOPICS: [
         ({"topics": [{"name": "a"}, {"name": "b"}]}, ["create topic a", "create topic b"]),
         ({"topics": [{"name": "a"}, {"name": "b"}]}, ["create cluster"]),
+        (
+            {"topics": [{"name": "a", "configs": {"dead.letter.topic": "b"}}]},
+            ["create topic a", "write topic b"],
+        ),
     ],
     Api.DELETE_TOPICS: [({"topics": [{"name": "a", "now": True}]}, ["delete topic a"])],
     Api.ALTER_TOPICS: [
         ({"topics": [{"name": "a", "partitions": 3}]}, ["alter topic a"]),
         ({"topics": [{"name": "a", "configs": {"x": 1}}]}, ["alter-configs topic a"]),
+        (
+            {"topics": [{"name": "a", "configs": {"dead.letter.topic": ""}}]},
+            ["alter-configs topic a"],
+        ),
+        (
+            {"topics": [{"name": "a", "configs": {"dead.letter.topic": "b"}}]},
+            ["alter-configs topic a", "write topic b"],
+        ),
         (
             {"topics": [{"name": "a", "partitions": 3, "configs": {}}]},
             ["alter topic a", "alter-configs topic a"],

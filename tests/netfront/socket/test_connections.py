@@ -442,3 +442,20 @@ def test_a_changed_number_of_connections_acts_on_the_next_one(
     peers.accepted(6, True, 0)
     assert sockets.closed == [6]
     assert len(peers) == 6
+
+
+def test_a_connection_that_came_and_went_at_once_costs_nothing_and_its_messages_are_its_own(
+    peers: Connections, sockets: FakeSockets
+) -> None:
+    peers.came_and_went(5, 0, 0, is_counted=True)
+    assert (len(peers), sockets.held) == (0, [])
+    gone = peers.identify(b"gone", 5)
+    assert gone is not None
+    peers.accepted(5, True, 0)  # the kernel has given the descriptor to another one
+    assert not peers.is_open(gone)
+    peers.close(gone, "too much")
+    assert not sockets.closed
+    lives = peers.identify(b"lives", 5)
+    assert lives is not None
+    assert peers.is_open(lives)
+    assert peers.drain_ended(SWEEP_INTERVAL_NS, 1) == [b"gone"]

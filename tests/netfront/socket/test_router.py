@@ -4,7 +4,12 @@ however late it takes it.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pathlib
+import select
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -15,8 +20,9 @@ import zmq
 
 from netfront.socket.connections import MARK_BYTES, SWEEP_INTERVAL_NS, Connections, Limits
 from netfront.socket.flow_control import Credit
+from netfront.socket.listening_socket import BACKLOG
 from netfront.socket.message_socket import LENT_FROM_BYTES
-from netfront.socket.router import PARTS_MAX, Router, Security
+from netfront.socket.router import MONITOR_REST_NS, PARTS_MAX, Router, Security
 from shm.queues.doorbell import Doorbell
 from shm.runtime.timing_wheel import NEVER_NS
 from tailrace.protocol.frame import FRAMES_MAX
@@ -348,6 +354,52 @@ def test_an_identity_that_another_client_has_now_gets_nothing_of_the_first_one()
         second.close()
     finally:
         context.destroy(0)
+        router.close()
+
+
+def test_connections_that_come_and_go_end_the_sleep_once_in_a_while_and_not_each_time() -> None:
+    router, bell = Router(["tcp://127.0.0.1:*"], MIB, LIMITS), Doorbell.create()
+    monitor = select.poll()
+    monitor.register(router.monitor_fd, select.POLLIN)
+    try:
+        router.watch(time.monotonic_ns())
+        router._monitor_read_ns = time.monotonic_ns() + 3_600_000_000_000
+        with socket.create_connection(("127.0.0.1", router.port), HANG_LIMIT_S) as stranger:
+            assert monitor.poll(30_000)
+            router.wait(bell, 0, 0)
+            assert router.watch_at_ns == NEVER_NS, "strangers wake nobody now"
+            router._monitor_read_ns = 0
+            router.wait(bell, None, 0)
+            assert router.watch_at_ns == 0
+            router.watch(time.monotonic_ns())
+            assert len(router._peers) == 1
+            read_ns = router._monitor_read_ns
+            assert read_ns > 0
+            stranger.shutdown(socket.SHUT_RDWR)
+            router.wait(bell, None, 0)  # it ends with the rest, also without a message
+            while router.watch_at_ns:
+                router.wait(bell, None, 0)
+            assert time.monotonic_ns() - read_ns >= MONITOR_REST_NS
+            router.watch(time.monotonic_ns())
+            assert len(router._peers) == 0
+    finally:
+        router.close()
+
+
+def test_the_kernel_keeps_thousands_of_connections_for_a_front_that_has_no_time() -> None:
+    router = Router(["tcp://127.0.0.1:*"], MIB, LIMITS)
+    try:
+        most = 0
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as found:
+                if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and (
+                    found.getsockname()[1] == router.port
+                ):
+                    info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 64)
+                    most = struct.unpack_from("I", info, 28)[0]  # tcpi_sacked: of a listening one
+        somaxconn = int(pathlib.Path("/proc/sys/net/core/somaxconn").read_text())
+        assert most == min(BACKLOG, somaxconn)
+    finally:
         router.close()
 
 

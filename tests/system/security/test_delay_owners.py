@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tailrace import Admin, NewTopic, Producer
+from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.core.errors import NotAuthorizedError
-from tests.kit.appliances.secured import Users, secured
-from tests.kit.processes import HANG_LIMIT_S
+from tests.kit.appliances.secured import Users, admin_address, secured
+from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 LATER = dt.timedelta(days=1)
 
@@ -68,3 +68,27 @@ def test_an_aborted_change_returns_a_record_to_its_owner(users: Users) -> None:
         producer.abort_transaction()
     assert not is_changed(dan, token)
     assert is_changed(cat, token)
+
+
+def test_a_record_comes_due_though_its_sender_has_lost_its_rights_and_is_gone(users: Users) -> None:
+    """The appliance has taken it. Whoever may alter the delays of the topic can cancel it."""
+    gone = users.add("gone", "write topic alarms")
+    kept, cancelled = delayed(gone), delayed(gone)
+    users.admin.remove_acls([{"principal": "User:gone"}])
+    with Admin(gone) as admin, pytest.raises(NotAuthorizedError):
+        admin.reschedule_delays({kept: dt.datetime.now(dt.UTC)})
+    users.admin.delete_user("gone")
+    assert users.admin.cancel_delays(cancelled)[cancelled] is None
+    moved = users.admin.reschedule_delays({kept: dt.datetime.now(dt.UTC)})[kept]
+    assert isinstance(moved, str), moved
+    with Consumer(
+        "alarms", bootstrap=admin_address(users.appliance), auto_offset_reset="earliest"
+    ) as consumer:
+        found: list[bytes | None] = []
+
+        def is_delivered() -> bool:
+            found.extend(record.value for record in consumer.poll(timeout_ms=500))
+            return bool(found)
+
+        wait_until(is_delivered, "the record is delivered")
+    assert found == [b"x"]
