@@ -71,6 +71,7 @@ def test_transactions_of_version_2(appliance: EmbeddedAppliance, gateway: str) -
     assert "LastSequence" in tool(transactions, gateway, "describe-producers", *place)
 
 
+@pytest.mark.long
 def test_a_share_consumer(appliance: EmbeddedAppliance, gateway: str) -> None:
     with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
         admin.create_topics([NewTopic("java-shared", 2)])

@@ -46,6 +46,7 @@ from tests.kit.log_files.compacted_logs import (
 )
 from tests.kit.log_files.logs import Bench, assignment, bench, simulated_regions
 from tests.kit.log_files.simdisk import SimDisk, SimFiles
+from tests.kit.matrices import short
 from workers.clean.sources import SourceReader, UnreadableError
 from workers.flush.cleaning.chores import Chores
 from workers.flush.cleaning.segment_heads import SegmentHeads
@@ -178,7 +179,7 @@ def markers_of(world: World) -> None:
     world.b.now_ns += 1
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", short([1, 2]))
 @pytest.mark.parametrize("compression", ["producer", "none", "lz4", "zstd"])
 def test_merged_segments_have_the_records_markers_and_times_of_before(
     tmp_path: pathlib.Path, compression: str, seed: int
