@@ -11,6 +11,7 @@ import pytest
 from tailrace.format.directory.delay_files import PENDING_FILE, Manifest
 from tests.kit import seeds
 from tests.kit.log_files.simdisk import SimFiles
+from tests.kit.matrices import short
 from tests.kit.stepped.altered_delays import AlteredDelayWorld
 from tests.kit.stepped.delay_schedules import (
     change_one,
@@ -53,7 +54,7 @@ def run(seed: int, steps: int = 60) -> None:
 @pytest.mark.parametrize(
     "block",
     [
-        *seeds.fixed_blocks(1, 2),
+        *short(seeds.fixed_blocks(2, 1)),
         *(pytest.param(block, marks=pytest.mark.long) for block in seeds.new_blocks(24, 2)),
     ],
     ids=seeds.block_name,

@@ -11,6 +11,7 @@ import pytest
 
 from tailrace.core.schedule import recurrence
 from tests.kit import seeds
+from tests.kit.matrices import short
 from tests.kit.stepped.delay_schedules import change_one, harm_and_step, schedule_some
 from tests.kit.stepped.delays import MS, SECOND, DelayWorld, make_small
 from workers.delays import delivery
@@ -52,7 +53,7 @@ def run(seed: int, steps: int = 150, *, recurring: bool = False) -> DelayWorld:
 @pytest.mark.parametrize(
     "block",
     [
-        *seeds.fixed_blocks(1, SEEDS_A_TEST),
+        *short(seeds.fixed_blocks(2, 1)),
         *(
             pytest.param(block, marks=pytest.mark.long)
             for block in seeds.new_blocks(24, SEEDS_A_TEST)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kit import seeds
+from tests.kit.matrices import short
 from tests.kit.stepped.delay_transactions import DelayTransactions
 from tests.kit.stepped.delays import MS, SECOND, SPANS, DelayWorld, make_small
 
@@ -72,7 +73,7 @@ def run(seed: int, steps: int = 120) -> DelayTransactions:
 @pytest.mark.parametrize(
     "block",
     [
-        *seeds.fixed_blocks(1, SEEDS_A_TEST),
+        *short(seeds.fixed_blocks(2, 1)),
         *(
             pytest.param(block, marks=pytest.mark.long)
             for block in seeds.new_blocks(24, SEEDS_A_TEST)
