@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
+import signal
+import time
 from typing import Any
 
 import pytest
 
-from tailrace import Admin, NewTopic
+from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kafka.clients.programs import Program, engine_jars, java_command
-from tests.kit.processes import wait_until
+from tests.kit.peers.raw_kafka import kill_gateway
+from tests.kit.processes import children, wait_until
 
 pytestmark = [
     pytest.mark.long,
@@ -104,6 +108,43 @@ def test_verifiable_consumers_share_a_topic(tools: Tools, protocol: str) -> None
         committed = named(events(one.output), "offsets_committed")
         assert committed
         assert all(row["success"] for row in committed)
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_topic_that_was_made_again_is_read_from_its_first_record(
+    appliance: EmbeddedAppliance, tools: Tools, protocol: str
+) -> None:
+    """The gateway that knew what the consumer had read is dead: leader epochs tell the topics
+    apart.
+    """
+
+    def send(first: int, count: int) -> None:
+        with Producer(appliance.address) as producer:
+            for number in range(first, first + count):
+                producer.send(tools.topic, b"%d" % number, partition=0)
+
+    send(0, 10)
+    with tools.start(
+        "VerifiableConsumer", "--group-protocol", protocol, "--group-id", f"again-{protocol}",
+        "--verbose", "--reset-policy", "earliest",
+    ) as program:  # fmt: skip
+
+        def read() -> list[int]:
+            return [int(row["value"]) for row in named(events(program.output), "record_data")]
+
+        wait_until(lambda: read() == list(range(10)), "the first topic is read")
+        read_s = int(time.time())
+        wait_until(lambda: int(time.time()) > read_s, "the topics differ by a second")
+        os.kill(
+            children(appliance)["tr-kafka-0"], signal.SIGSTOP
+        )  # no fetch comes before the new one
+        with Admin(appliance.address) as admin:
+            admin.delete_topics([tools.topic])
+            admin.create_topics([NewTopic(tools.topic, 3)])
+        send(100, 30)
+        kill_gateway(appliance)
+        wait_until(lambda: 129 in read(), "the second topic is read")
+        assert read()[10:] == list(range(100, 130))
 
 
 @pytest.mark.parametrize("mode", ["auto", "sync", "async"])
