@@ -164,48 +164,7 @@ def _disk(path: str) -> list[Check]:
                 "there is no such directory here; run doctor on the appliance's host",
             )
         ]
-    found = os.statvfs(path)
-    total, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
-    kind = file_system_of(path)
-    text = f"{free >> 20} of {total >> 20} MiB free, {kind}"
-    checks = []
-    if found.f_flag & os.ST_RDONLY:
-        checks.append(
-            Check(
-                f"disk {path}",
-                Level.PROBLEM,
-                f"{text}, mounted read-only; look at the system log, then remount it for writing",
-            )
-        )
-    elif free < total // 10:
-        checks.append(
-            Check(
-                f"disk {path}",
-                Level.WARNING,
-                f"{text}; free some, or lower retention.ms or retention.bytes of the largest "
-                "topics",
-            )
-        )
-    elif kind in _VOLATILE:
-        checks.append(
-            Check(
-                f"disk {path}",
-                Level.WARNING,
-                f"{text}: data is lost at a restart of the machine, whatever the topic's "
-                "durability; use a disk",
-            )
-        )
-    elif kind in _REMOTE:
-        checks.append(
-            Check(
-                f"disk {path}",
-                Level.WARNING,
-                f"{text}: every acks=all takes a round trip over the network; use a local disk",
-            )
-        )
-    else:
-        checks.append(Check(f"disk {path}", Level.OK, text))
-    checks += _readers_of(path)
+    checks = [_space_check(path), *_readers_of(path)]
     quarantine = f"{path}/{QUARANTINE_DIRECTORY}"
     reports = (
         [name for name in os.listdir(quarantine) if name.endswith(".json")]
@@ -223,6 +182,41 @@ def _disk(path: str) -> list[Check]:
             )
         )
     return checks
+
+
+def _space_check(path: str) -> Check:
+    """The free space and the file system under `path`; the worst finding alone."""
+    name = f"disk {path}"
+    found = os.statvfs(path)
+    total, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    kind = file_system_of(path)
+    text = f"{free >> 20} of {total >> 20} MiB free, {kind}"
+    if found.f_flag & os.ST_RDONLY:
+        return Check(
+            name,
+            Level.PROBLEM,
+            f"{text}, mounted read-only; look at the system log, then remount it for writing",
+        )
+    if free < total // 10:
+        return Check(
+            name,
+            Level.WARNING,
+            f"{text}; free some, or lower retention.ms or retention.bytes of the largest topics",
+        )
+    if kind in _VOLATILE:
+        return Check(
+            name,
+            Level.WARNING,
+            f"{text}: data is lost at a restart of the machine, whatever the topic's durability; "
+            "use a disk",
+        )
+    if kind in _REMOTE:
+        return Check(
+            name,
+            Level.WARNING,
+            f"{text}: every acks=all takes a round trip over the network; use a local disk",
+        )
+    return Check(name, Level.OK, text)
 
 
 def _readers_of(path: str) -> list[Check]:
@@ -274,48 +268,7 @@ def _readers_of(path: str) -> list[Check]:
 
 def appliance_checks(state: dict[str, Any]) -> list[Check]:
     """Check the description of a running appliance (`Admin.describe_cluster`)."""
-    checks = []
-    down = [p["name"] for p in state["processes"] if not p["live"]]
-    restarted = [
-        f"{p['name']} {p['restarts']} times" for p in state["processes"] if p["restarts"] > 0
-    ]
-    if down:
-        checks.append(
-            Check(
-                "processes", Level.PROBLEM, f"down: {', '.join(down)}; the appliance's log says why"
-            )
-        )
-    elif restarted:
-        checks.append(
-            Check(
-                "processes",
-                Level.WARNING,
-                f"restarted: {', '.join(restarted)}; the appliance's log says why",
-            )
-        )
-    else:
-        checks.append(
-            Check("processes", Level.OK, f"{len(state['processes'])} processes, none restarted")
-        )
-    for directory in state["data_dirs"]:
-        if directory["state"] == "FULL":
-            checks.append(
-                Check(
-                    "disk full",
-                    Level.PROBLEM,
-                    f"{directory['path']} takes no writes because its disk is full: "
-                    f"{FULL_DISK_ADVICE} ({directory['free_bytes'] >> 20} MiB are free)",
-                )
-            )
-        elif directory["state"] != "OK":
-            checks.append(
-                Check(
-                    "disk lost",
-                    Level.PROBLEM,
-                    f"{directory['path']} cannot be used, its disk is gone or failing: "
-                    f"{LOST_DISK_ADVICE}; the partitions of other directories go on",
-                )
-            )
+    checks = [_process_check(state), *_directory_checks(state)]
     if state.get("uncleanable"):
         left = state["uncleanable_count"] - len(state["uncleanable"])
         more = f" and {left:,} more" if left > 0 else ""
@@ -338,4 +291,46 @@ def appliance_checks(state: dict[str, Any]) -> list[Check]:
                 f"then run: tailrace topic online {offline['topic']}",
             )
         )
+    return checks
+
+
+def _process_check(state: dict[str, Any]) -> Check:
+    down = [p["name"] for p in state["processes"] if not p["live"]]
+    if down:
+        return Check(
+            "processes", Level.PROBLEM, f"down: {', '.join(down)}; the appliance's log says why"
+        )
+    restarted = [
+        f"{p['name']} {p['restarts']} times" for p in state["processes"] if p["restarts"] > 0
+    ]
+    if restarted:
+        return Check(
+            "processes",
+            Level.WARNING,
+            f"restarted: {', '.join(restarted)}; the appliance's log says why",
+        )
+    return Check("processes", Level.OK, f"{len(state['processes'])} processes, none restarted")
+
+
+def _directory_checks(state: dict[str, Any]) -> list[Check]:
+    checks = []
+    for directory in state["data_dirs"]:
+        if directory["state"] == "FULL":
+            checks.append(
+                Check(
+                    "disk full",
+                    Level.PROBLEM,
+                    f"{directory['path']} takes no writes because its disk is full: "
+                    f"{FULL_DISK_ADVICE} ({directory['free_bytes'] >> 20} MiB are free)",
+                )
+            )
+        elif directory["state"] != "OK":
+            checks.append(
+                Check(
+                    "disk lost",
+                    Level.PROBLEM,
+                    f"{directory['path']} cannot be used, its disk is gone or failing: "
+                    f"{LOST_DISK_ADVICE}; the partitions of other directories go on",
+                )
+            )
     return checks

@@ -59,6 +59,11 @@ def command(bootstrap: str, as_json: bool) -> None:
     if state["quotas"]:
         names = ", ".join(state["quotas"])
         click.echo(f"quotas reached: {names}; to see them: tailrace quota list --usage\n")
+    _print_tables(state)
+
+
+def _print_tables(state: dict[str, Any]) -> None:
+    """Print processes, directories, and the delayed records where there are any."""
     print_table(
         ["PROCESS", "PID", "STATE", "RESTARTS", "ERRORS"],
         [
