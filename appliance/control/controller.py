@@ -1,18 +1,11 @@
-"""The controller: decides about topics and producers, and publishes the decisions.
+"""Controller process: decides about topics and producers, and publishes the decisions. It opens the
+catalog, builds its agent (`appliance.control.controller_agent`) with the parts, and runs it.
 
 Owner: the catalog (SQLite); in shared memory the lanes from it, and which process has its feed
 (`appliance.control.publishing.metadata_publisher`). It waits on its doorbell: requests come from
 the fronts over lanes (docs/adr/0001).
-Invariants:
-- A request is consumed before it is parsed (`request_handler`).
-- A step commits once for all its requests. A decision is on the disk before it is published.
-- A client is answered when the flusher has carried the decision out (its slot in the partition
-  table shows the version).
-Bounds:
-- ANSWERS_MAX pending answers of a front; its requests are not read beyond that.
-- See `appliance.control.topics.change_queue` for the rest.
 Crash:
-- Decisions in state `changing` or `deleting` are published again at start, which is idempotent.
+- The agent's: see there.
 - Fronts fail the requests that a former controller had not answered.
 
 Run as `python -P -m appliance.control.controller`.
@@ -20,10 +13,9 @@ Run as `python -P -m appliance.control.controller`.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from appliance.catalog.catalog import Catalog, MissingDirectoryError, PartitionRow, Topic
 from appliance.catalog.moved_partitions import MovedPartitions
@@ -33,6 +25,7 @@ from appliance.catalog.recovery import (
     live_slots,
     open_catalog,
 )
+from appliance.control.controller_agent import Controller, Parts
 from appliance.control.describe_cluster import ClusterDescription
 from appliance.control.host_view import Host, HostView
 from appliance.control.offset_leases import OffsetLeases
@@ -58,7 +51,6 @@ from shm.messages.lane_messages import LaneKind
 from shm.queues.lane import LaneReader
 from shm.runtime.agent_runner import ProcessContext, configure_logging, process_name, run, start
 from shm.runtime.error_handler import CountedErrorHandler
-from shm.tables.control import ProcessSlot
 from shm.tables.partition_table import PartitionState
 from shm.tables.settings_block import SettingsBlock
 from tailrace.core.error_codes import ErrorCode
@@ -67,136 +59,6 @@ from tailrace.protocol.json_messages import encode_reply
 
 if TYPE_CHECKING:
     from appliance.control.audit_writer import AuditWriter
-
-logger = logging.getLogger(__name__)
-
-PENDING_RETRY_NS = 50_000_000
-ANSWERS_MAX = 64
-
-
-class Parts(NamedTuple):
-    """The parts that a step visits."""
-
-    publisher: MetadataPublisher
-    changes: TopicChangeQueue
-    commands: TopicCommands
-    topic_bin: TopicBin
-    moves: PartitionMoves
-    leases: OffsetLeases[LaneSender]
-    topic_defaults: TopicDefaults
-    configs: ConfigCommands
-    producer_ids: ProducerIds
-    host_view: HostView
-
-
-class Controller:
-    """An agent (see `shm.runtime.agent_runner`)."""
-
-    def __init__(
-        self,
-        catalog: Catalog,
-        parts: Parts,
-        requests: RequestHandler,
-        incoming: dict[int, LaneReader],
-        slot: ProcessSlot,
-        error_handler: CountedErrorHandler,
-        send: Callable[[Requester, ErrorCode, bytes], None],
-        answer_max: int,
-        start_ns: int,
-    ) -> None:
-        """`incoming`: the lane of each front. `send`: answers a client."""
-        self._catalog = catalog
-        self._publisher = parts.publisher
-        self._changes = parts.changes
-        self._commands = parts.commands
-        self._bin = parts.topic_bin
-        self._moves = parts.moves
-        self._leases = parts.leases
-        self._topic_defaults = parts.topic_defaults
-        self._configs = parts.configs
-        self._producer_ids = parts.producer_ids
-        self._host_view = parts.host_view
-        self._requests = requests
-        self._incoming = incoming
-        self._slot = slot
-        self._error_handler = error_handler
-        self._send = send
-        self._answer_max = answer_max
-        self._now_ns = start_ns
-
-    def apply_settings(self, settings: dict[str, Any]) -> None:
-        """Use changed settings of the appliance."""
-        self._topic_defaults.change(dict(settings["topic_defaults"]))
-        self._host_view.use_settings(settings)
-        self._commands.deletions_kept_ms = int(settings["topic.delete.retention.ms"])
-        self._commands.quotas = settings["quotas"]
-
-    # ---- agent -----------------------------------------------------------------------------------
-
-    def step(self, now_ns: int) -> int:
-        """Run one step of the loop: feeds, requests, finished decisions, one commit for all,
-        waiting messages.
-        """
-        self._now_ns = now_ns
-        work = self._publisher.connect_workers() + self._publisher.connect_groups()
-        if self._configs.are_in_force():
-            work += self._publisher.feed(now_ns)
-        self._catalog.begin_step()
-        work += self._bin.finish(now_ns)
-        work += self._topic_defaults.step(now_ns)
-        work += self._producer_ids.give_block(now_ns)
-        for front, lane in self._incoming.items():
-            room = ANSWERS_MAX - len(self._publisher.to(Role.FRONT, front).queue)
-            while room > 0 and (message := lane.peek()) is not None:
-                requester, api, payload = (
-                    Requester(front, message.session, message.correlation_id),
-                    message.slot,
-                    bytes(message.payload),
-                )
-                kind = message.kind
-                lane.advance(message)
-                lane.consume()  # first, so that a request that fails is not read again
-                work += 1
-                room -= 1
-                if kind == LaneKind.REQUEST:
-                    self._requests.handle(requester, api, payload, now_ns)
-        work += self._changes.decide_and_note(now_ns)
-        work += self._bin.step(now_ns) + self._moves.step(now_ns)
-        if self._catalog.commit_step(self._error_handler.on_error):
-            self._slot.store(
-                ProcessWord.COMMIT_COUNT, self._slot.load(ProcessWord.COMMIT_COUNT) + 1
-            )
-        work += self._changes.answer(now_ns) + self._leases.answer_taken(now_ns)
-        work += self._configs.answer_applied(now_ns)
-        work += self._bin.answer(now_ns, self._send, self._answer_max)
-        return work + self._publisher.send(now_ns)
-
-    def has_more(self) -> bool:
-        return True
-
-    def next_deadline_ns(self) -> int | None:
-        """The time of the next step: soon while a message waits for another process, which rings
-        when it frees the lane or changes the table; None: wait for the doorbell.
-        """
-        if self._now_ns < self._producer_ids.retry_at_ns:
-            return min(self._producer_ids.retry_at_ns, self._now_ns + PENDING_RETRY_NS)
-        return (
-            self._now_ns + PENDING_RETRY_NS
-            if self._changes.is_waiting()
-            or self._moves.is_waiting
-            or self._leases.is_waiting
-            or self._publisher.is_behind()
-            or self._configs.is_waiting
-            or self._topic_defaults.is_waiting
-            or not self._configs.are_in_force()
-            else self._bin.next_deadline_ns()
-        )
-
-    def begin_stop(self) -> None:
-        """Finish nothing: undecided requests time out at their clients."""
-
-    def is_finished(self) -> bool:
-        return True
 
 
 class _Connections:
@@ -276,26 +138,17 @@ def build(
         catalog, topics, publisher, commands, topic_bin, error_handler, answer_max
     )
     moves = PartitionMoves(catalog, moved, topics, publisher, changes, leases, host_view, start_ns)
-    catalog.slots.takes_writes = lambda number: host_view.takes_writes(
-        publisher.placement.index_of(number)
-    )
-    catalog.slots.is_drained = lambda number: host_view.is_drained(
-        publisher.placement.index_of(number)
-    )
     commands.begin_move = moves.begin
+    _use_directory_states(catalog, publisher, host_view)
+    audit = _audit_writer(context)
     description = ClusterDescription(
         topics, publisher, host_view, topic_bin, spec.instance, answer_max
     )
     description.moves = moves.described
-    audit = _audit_writer(context)
     if audit is not None:
         description.audit = audit.described
     configs = _config_commands(context, catalog, send, answer_max)
-    producer_ids = ProducerIds(
-        catalog, publisher,
-        context.control.process(Role.GROUPS, 0).cell(ProcessWord.TRANSACTIONS_REQUESTED),
-        clock.wall_us, send, start_ns,
-    )  # fmt: skip
+    producer_ids = _producer_ids(context, catalog, publisher, send, start_ns)
     topic_defaults = TopicDefaults(
         catalog, topics, publisher, changes, dict(settings["topic_defaults"]),
         is_restarted=spec.generation > 1,
@@ -311,17 +164,49 @@ def build(
         publisher, changes, commands, topic_bin, moves, leases, topic_defaults, configs,
         producer_ids, host_view,
     )  # fmt: skip
-    fronts = range(int(settings["fronts"]))
-    incoming = {front: context.lane_reader(process_name(Role.FRONT, front)) for front in fronts}
     controller = Controller(
-        catalog, parts, requests, incoming, context.slot, error_handler, send, answer_max, start_ns
-    )
+        catalog, parts, requests, _incoming(context), context.slot, error_handler, send,
+        answer_max, start_ns,
+    )  # fmt: skip
     if settings.get("security"):
         rights.ensure_administrator(spec.data_dirs[0], settings["listen"])
-    context.report_ready()
-    for front in fronts:  # they compare the controller's generation
-        context.bell(Role.FRONT, front).ring()
+    _report_ready(context)
     return controller
+
+
+def _incoming(context: ProcessContext) -> dict[int, LaneReader]:
+    """The lane from each front."""
+    return {
+        front: context.lane_reader(process_name(Role.FRONT, front))
+        for front in range(int(context.spec.settings["fronts"]))
+    }
+
+
+def _report_ready(context: ProcessContext) -> None:
+    """Tell the supervisor, and the fronts, which compare the controller's generation."""
+    context.report_ready()
+    for front in range(int(context.spec.settings["fronts"])):
+        context.bell(Role.FRONT, front).ring()
+
+
+def _producer_ids(
+    context: ProcessContext,
+    catalog: Catalog,
+    publisher: MetadataPublisher,
+    send: Callable[[Requester, ErrorCode, bytes], None],
+    start_ns: int,
+) -> ProducerIds:
+    requested = context.control.process(Role.GROUPS, 0).cell(ProcessWord.TRANSACTIONS_REQUESTED)
+    return ProducerIds(catalog, publisher, requested, context.clock.wall_us, send, start_ns)
+
+
+def _use_directory_states(
+    catalog: Catalog, publisher: MetadataPublisher, host_view: HostView
+) -> None:
+    """Let new partitions go only to data directories that take them."""
+    placement, slots = publisher.placement, catalog.slots
+    slots.takes_writes = lambda number: host_view.takes_writes(placement.index_of(number))
+    slots.is_drained = lambda number: host_view.is_drained(placement.index_of(number))
 
 
 def _leases(
@@ -331,13 +216,16 @@ def _leases(
     existing: Callable[[dict[str, Any]], Topic],
     answer_max: int,
 ) -> OffsetLeases[LaneSender]:
+    def answer(to: Requester, code: ErrorCode, value: dict[str, Any]) -> None:
+        publisher.answer(
+            to.front, to.session, to.correlation_id, *encode_reply(code, value, answer_max)
+        )
+
     return OffsetLeases(
         catalog.database, context.clock.monotonic_ns, existing,
         lambda row: publisher.to(Role.FLUSHER, publisher.placement.dir_index(row)),
         lambda out, slot, payload: out.put(LaneKind.LEASE, payload, slot=slot), publisher.table,
-        lambda to, code,
-        value: publisher.answer(to.front, to.session, to.correlation_id,
-        *encode_reply(code, value, answer_max)),
+        answer,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ its steps.
 
 from __future__ import annotations
 
-from appliance.control.controller import Controller
+from appliance.control.controller_agent import Controller
 from netfront.agent.front_agent import Front
 from shm.runtime.agent_runner import Agent
 from tests.kit.stepped.controller_invariants import check_controller

@@ -4,7 +4,7 @@ its steps.
 
 from __future__ import annotations
 
-from appliance.control.controller import Controller
+from appliance.control.controller_agent import Controller
 from appliance.control.publishing.lane_sender import UPDATES_AT_ONCE, LaneSender
 from appliance.control.topics.change_queue import CHANGES_MAX, TopicChangeQueue
 from shm.messages.lane_messages import REPLAY, Assignment
