@@ -64,7 +64,7 @@ from tests.sim.machine_parts import (
 from tests.sim.network import Network, SimSocket
 from workers.append import worker
 from workers.delays import scheduler
-from workers.flush import flusher
+from workers.flush import flusher, flusher_agent
 
 PREEMPTION_RATE = 0.03
 CHECKED_EVERY = 64
@@ -460,7 +460,7 @@ class World:
                     for other in self.children:  # whoever it waits for goes on
                         if other.agent is not None and other is not child:
                             other.agent.step(self.now_ns)
-                if isinstance(agent, (flusher.Flusher, groups_agent.GroupsAgent)):
+                if isinstance(agent, (flusher_agent.Flusher, groups_agent.GroupsAgent)):
                     agent.close()
                 child.agent = None
                 if role is Role.FRONT:

@@ -36,7 +36,7 @@ from tests.kit import memory
 from tests.kit.batches import TOPIC_ID
 from tests.kit.log_files.descriptors import close_with
 from workers.append.worker import Worker
-from workers.flush.flusher import Flusher
+from workers.flush.flusher_agent import Flusher, Links
 from workers.flush.flusher_settings import FlusherSettings
 from workers.flush.invariants import check_flusher, check_worker
 from workers.log.log_set import RunFacts
@@ -176,19 +176,22 @@ class Bench:
     def _new_flusher(self) -> Flusher:
         self.generation += 1
         feed = LaneWriter(self.regions["controller>flusher"])
+        links = Links(
+            rings={0: Ring(self.regions["ring"])},
+            old_rings=[
+                (Ring(r["ring"]), PartitionTable(r["table"]))
+                for r in ([] if self.is_running else self.old)
+            ],
+            workers={0: self.bell}, connect_worker=lambda _: (self.ring, self.bell),
+            fronts=SettledNotifications([]), controller=self.bell, scheduler=self.bell,
+            cleaner=Control(self.regions["control"]).process(Role.CLEANER, 0),
+        )  # fmt: skip
         flusher = Flusher(
             data_dir=self.directory, files=self.files, table=self.table,
             feed=LaneReader(self.regions["controller>flusher"]), generation=self.generation,
-            facts=RunFacts(self.run, self.lost_memory), slot=self.flusher_slot,
-            rings={0: Ring(self.regions["ring"])},
-            old_rings=[(Ring(r["ring"]),
-            PartitionTable(r["table"])) for r in ([] if self.is_running else self.old)],
-            fronts=SettledNotifications([]), workers={0: self.bell},
-            connect_worker=lambda _: (self.ring, self.bell), controller=self.bell,
-            scheduler=self.bell,
+            facts=RunFacts(self.run, self.lost_memory), links=links, slot=self.flusher_slot,
             settings=self.settings,
             on_ready=self._on_ready, now_us=lambda: self.now_us, start_ns=self.now_ns,
-            cleaner=Control(self.regions["control"]).process(Role.CLEANER, 0),
         )  # fmt: skip
         self._feed(feed)
         return flusher

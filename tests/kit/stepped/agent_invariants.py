@@ -10,7 +10,7 @@ from shm.runtime.agent_runner import Agent
 from tests.kit.stepped.controller_invariants import check_controller
 from tests.kit.stepped.front_invariants import check_front
 from workers.append.worker import Worker
-from workers.flush.flusher import Flusher
+from workers.flush.flusher_agent import Flusher
 from workers.flush.invariants import check_flusher, check_worker
 
 
