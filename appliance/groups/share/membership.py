@@ -137,7 +137,7 @@ class ShareMembership:
         return group, member
 
     def _subscribe(self, group: ShareGroup, member: ShareMember) -> None:
-        group.subscribe(member)
+        group.subscriptions.apply(member, group.members)
         group.first_sight(member, is_joining=True)
 
     def _leave(

@@ -15,7 +15,8 @@ from appliance.groups.base.limits import (
     SUBSCRIPTIONS_MAX_BYTES,
 )
 from appliance.groups.base.messages import TopicImage
-from appliance.groups.share.share_group import ShareGroup, subscription_bytes
+from appliance.groups.share.share_group import ShareGroup
+from appliance.groups.share.subscriptions import subscription_bytes
 from tailrace.core.errors import GroupFullError
 
 COUNT_NS = 1_000_000_000
@@ -43,12 +44,12 @@ class Quotas:
             self._counted_ns = now_ns
             self._members = sum(len(one.members) for one in groups)
             self._partitions = sum(len(one.partitions) for one in groups)
-            self._subscription_bytes = sum(one.subscription_bytes() for one in groups)
+            self._subscription_bytes = sum(one.subscriptions.size_bytes() for one in groups)
         found = [topic for name in names if (topic := self._topics.by_name(name)) is not None]
         seen = group.partitions if group is not None else ()
         more = sum(topic.partition_count for topic in found if (topic.topic_id, 0) not in seen)
         more_bytes = 0
-        if group is None or not group.has_subscription(names):
+        if group is None or names not in group.subscriptions:
             more_bytes = subscription_bytes(names, sum(topic.partition_count for topic in found))
         if is_new and self._members >= MEMBERS_IN_ALL_MAX:
             raise GroupFullError(

@@ -15,27 +15,20 @@ from typing import Any
 import orjson
 
 from appliance.groups.base.deleted_topics import DeletedTopics
-from appliance.groups.base.limits import NAME_BYTES, SHARE_ACQUIRED_MAX
+from appliance.groups.base.limits import SHARE_ACQUIRED_MAX
 from appliance.groups.base.messages import Partition, TopicImage, TopicView
 from appliance.groups.share.members import ShareMember
 from appliance.groups.share.partition import codec
 from appliance.groups.share.partition.share_partition import SharePartition
 from appliance.groups.share.request_validation import Acknowledgement
+from appliance.groups.share.subscriptions import Subscriptions
 from appliance.groups.store.group_store import GroupStore
 from appliance.groups.store.schema import GroupRow, ShareRow
 from tailrace.core.error_codes import ErrorCode
 
 logger = logging.getLogger(__name__)
-SPARE_SUBSCRIPTIONS = 16
-PARTITION_BYTES = 72
-"""Memory of a partition in a subscription."""
 NOT_LOCKED = "the lock has expired, or the records are done"
 Refused = list[list[Any]]
-
-
-def subscription_bytes(names: tuple[str, ...], partition_count: int) -> int:
-    """Memory of a subscription; members with equal ones share it."""
-    return NAME_BYTES * len(names) + sum(map(len, names)) + PARTITION_BYTES * partition_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +76,7 @@ class ShareGroup:
         self.gone_members: set[str] = set()
         self._topics = topics
         self._rules: dict[str, Rules] = {}
-        self._partitions_of: dict[tuple[str, ...], tuple[tuple[str, ...], list[Partition]]] = {}
-        """Subscription -> (the subscription, its partitions). Members with equal subscriptions
-        share the objects.
-        """
+        self.subscriptions = Subscriptions(topics)
 
     # ---- rows ------------------------------------------------------------------------------------
 
@@ -182,7 +172,7 @@ class ShareGroup:
         the partitions of those that can come back. Returns whether rules or subscriptions changed.
         """
         before, self._rules = self._rules, {}
-        self._partitions_of.clear()
+        self.subscriptions.topics_changed()
         deleted = {
             topic_id
             for topic_id in {*self.names, *(key[0] for key in self.partitions)}
@@ -196,54 +186,10 @@ class ShareGroup:
             self.is_changed = True
         update = any(self.rules(topic_id) != rules for topic_id, rules in before.items())
         for member in self.members.values():
-            if self.subscribe(member):
+            if self.subscriptions.apply(member, self.members):
                 update = True
                 self.first_sight(member, is_joining=False)
         return update
-
-    def subscribe(self, member: ShareMember) -> bool:
-        """Set the member's partitions from its subscription. Returns whether they changed."""
-        known = self._partitions_of.get(member.topics)
-        if known is None:
-            self._drop_unused_subscriptions()
-            topics = [
-                topic for name in member.topics if (topic := self._topics.by_name(name)) is not None
-            ]
-            known = (
-                member.topics,
-                [
-                    (topic.topic_id, number)
-                    for topic in topics
-                    for number in range(topic.partition_count)
-                ],
-            )
-            self._partitions_of[member.topics] = known
-        member.topics, found = known
-        if found == member.partitions:
-            return False
-        member.partitions = found
-        member.rotation = (
-            len(self.members) % len(found) if found else 0
-        )  # members start with different partitions
-        return True
-
-    def has_subscription(self, names: tuple[str, ...]) -> bool:
-        """True when a member has exactly this subscription."""
-        return names in self._partitions_of
-
-    def subscription_bytes(self) -> int:
-        """Memory of the members' subscriptions."""
-        return sum(
-            subscription_bytes(names, len(found)) for names, found in self._partitions_of.values()
-        )
-
-    def _drop_unused_subscriptions(self) -> None:
-        """Drop the subscriptions of removed members once they outnumber the members."""
-        if len(self._partitions_of) > 2 * len(self.members) + SPARE_SUBSCRIPTIONS:
-            used = {member.topics for member in self.members.values()}
-            self._partitions_of = {
-                names: known for names, known in self._partitions_of.items() if names in used
-            }
 
     def first_sight(self, member: ShareMember, *, is_joining: bool) -> None:
         """Set the start offset of the member's partitions that are new to the group.

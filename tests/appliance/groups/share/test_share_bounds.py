@@ -146,7 +146,7 @@ def test_a_member_that_subscribes_to_one_thing_after_another_leaves_nothing_behi
         world.request(
             Api.GROUP_HEARTBEAT, member.named(kind="share", topics=["t", f"later-{number}"])
         )
-    assert len(world.groups._table.by_name["g"]._partitions_of) < 50
+    assert len(world.groups._table.by_name["g"].subscriptions) < 50
 
 
 @pytest.mark.parametrize(
