@@ -14,9 +14,7 @@ Owner: one front, which makes it when there are rules.
 Invariants:
 - A connection has the gates of its user and client id, whatever it was before: a gate outlives its
   connections until it is full.
-- Parked messages of a connection are handled in the order of arrival, before any later one.
-- Parked bytes of an entity are at most PARKED_MAX_BYTES, parked messages of a connection at most
-  PARKED_MAX. More are refused with TOO_MANY_REQUESTS.
+- Parked messages: see `netfront.quotas.parked_messages`.
 
 Crash: balances are lost. A restarted front begins with full buckets.
 """
@@ -29,11 +27,11 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from netfront.fetch.purgatory import Fetch
-from netfront.quotas.message_cost import api_of, mutation_count
+from netfront.quotas.parked_messages import ParkedMessages
 from netfront.quotas.prefix_usage import PrefixUsage
 from netfront.quotas.quota_gate import GateClock, QuotaGate
 from netfront.quotas.rate_shares import share_of_rate
-from netfront.quotas.session_quotas import ParkedMessage, SessionQuotas, Usage
+from netfront.quotas.session_quotas import SessionQuotas, Usage
 from netfront.session.responses import Responses
 from netfront.session.sessions import Session, Sessions
 from netfront.socket.flow_control import Credit, CreditLedger
@@ -48,20 +46,11 @@ from tailrace.protocol.frame import Api, WireError
 if TYPE_CHECKING:
     from shm.rights.authorizer import Principal
 
-PARKED_MAX = 1_024
-PARKED_MAX_BYTES = 64 << 20
 GATES_MAX = 10_000
 """Gates without connections that are kept because they are not full."""
 GATES_CHECK_NS = 1_000_000_000
 SHARES_NS = 250_000_000
 TRANSACTION_TIMEOUT_MS = 60_000
-_NEVER_PARKED = frozenset(map(int, (Api.HANDSHAKE, Api.CREDIT, Api.PING, Api.GROUP_HEARTBEAT)))
-_MUTATIONS = frozenset(
-    (
-        int(Api.CREATE_TOPICS), int(Api.DELETE_TOPICS), int(Api.ALTER_TOPICS),
-        int(Api.UNDELETE_TOPICS), int(Api.PURGE_TOPICS),
-    )
-)  # fmt: skip
 _RATES = tuple(name for name, row in QUOTAS.items() if row.is_rate)
 
 
@@ -89,7 +78,6 @@ class QuotaService:
         self._sessions = sessions
         self._responses = responses
         self._throttles = throttles
-        self._handle = handle
         self._resume_fetch = resume_fetch
         self._prefixes = prefixes
         self._uses = uses
@@ -103,7 +91,7 @@ class QuotaService:
         self._texts: list[str] = []
         self._gates: dict[tuple[str, Entity], QuotaGate] = {}
         self._usages: dict[tuple[str, Entity], Usage] = {}
-        self._parked_bytes: dict[Entity, int] = {}
+        self._parked = ParkedMessages(handle)
         self._check_at_ns = now_ns + GATES_CHECK_NS
 
     @staticmethod
@@ -163,7 +151,7 @@ class QuotaService:
             if waited is not None:
                 waited.forget(old)
         if quotas.parked:
-            self._drain(quotas)
+            self._parked.drain(quotas)
 
     def _gate(self, quota: str, user: str, client: str) -> QuotaGate | None:
         share = share_of(self._rules, quota, user, client)
@@ -268,8 +256,7 @@ class QuotaService:
         for gate in quotas.gates():
             gate.member_count -= 1
             gate.forget(quotas)
-        while quotas.parked:
-            self._unpark(quotas)
+        self._parked.drop(quotas)
         if quotas.connections is not None:
             quotas.connections.sessions.discard(session.word)
         if quotas.transactions is not None:
@@ -283,20 +270,7 @@ class QuotaService:
     def parks(self, session: Session, frames: list[bytes]) -> bool:
         """Park a message if its session is beyond a rate. Raises WireError at the bounds."""
         quotas = session.quota
-        if not isinstance(quotas, SessionQuotas):
-            return False
-        requests, mutations = quotas.request_gate, quotas.mutation_gate
-        if requests is None and mutations is None and not quotas.parked:
-            return False
-        api = api_of(frames)
-        if api in _NEVER_PARKED:
-            if requests is not None and requests.room(0):
-                requests.take(1)
-            return False
-        if not quotas.parked and self._passes(quotas, api, frames):
-            return False
-        self._park(quotas, frames)
-        return True
+        return isinstance(quotas, SessionQuotas) and self._parked.parks(quotas, frames)
 
     def throttle_ns(self, session: Session, quotas: Container[str]) -> int:
         """Time until a session's gates of these quotas are open, 0 if they are."""
@@ -312,55 +286,6 @@ class QuotaService:
             ),
             default=0,
         )
-
-    def _passes(self, quotas: SessionQuotas, api: int, frames: list[bytes]) -> bool:
-        """Pay for a message if its gates are open, else wait at the first that is closed."""
-        mutations = quotas.mutation_gate if api in _MUTATIONS else None
-        for gate in (quotas.request_gate, mutations):
-            if gate is not None and not gate.room(1):
-                gate.wait(quotas)
-                return False
-        if quotas.request_gate is not None:
-            quotas.request_gate.take(1)
-        if mutations is not None:
-            mutations.take(mutation_count(frames))
-        return True
-
-    def _park(self, quotas: SessionQuotas, frames: list[bytes]) -> None:
-        key = self._parked_key(quotas)
-        byte_count = sum(map(len, frames))
-        parked_bytes = self._parked_bytes.get(key, 0) + byte_count
-        if len(quotas.parked) >= PARKED_MAX or parked_bytes > PARKED_MAX_BYTES:
-            raise WireError(
-                ErrorCode.TOO_MANY_REQUESTS,
-                f"{len(quotas.parked)} requests of this connection wait for the quota of requests "
-                f"of {key.text}; wait for their responses",
-            )
-        self._parked_bytes[key] = parked_bytes
-        quotas.parked.append(ParkedMessage(list(frames), byte_count))
-
-    def _unpark(self, quotas: SessionQuotas) -> list[bytes]:
-        parked = quotas.parked.popleft()
-        key = self._parked_key(quotas)
-        left = self._parked_bytes.get(key, 0) - parked.byte_count
-        if left > 0:
-            self._parked_bytes[key] = left
-        else:
-            self._parked_bytes.pop(key, None)
-        return parked.frames
-
-    @staticmethod
-    def _parked_key(quotas: SessionQuotas) -> Entity:
-        gate = quotas.request_gate or quotas.mutation_gate
-        return Entity(client=quotas.session.client_id) if gate is None else gate.key
-
-    def _drain(self, quotas: SessionQuotas) -> None:
-        """Handle the parked messages that the gates let pass."""
-        while quotas.parked and quotas.session.quota in (quotas, None):
-            frames = quotas.parked[0].frames
-            if not self._passes(quotas, api_of(frames), frames):
-                return
-            self._handle(self._unpark(quotas))
 
     # ---- steps -----------------------------------------------------------------------------------
 
@@ -418,7 +343,7 @@ class QuotaService:
                     self._resume_fetch(item, self._clock.now_ns)
                 elif isinstance(item, SessionQuotas):
                     self._report(gate.quota, item.session, waited_ns)
-                    self._drain(item)
+                    self._parked.drain(item)
         finally:
             gate.end()
         return count

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from netfront.quotas.quota_gate import QuotaGate
 from netfront.session.sessions import Session
 from shm.quotas.quota_rules import Entity
-
-if TYPE_CHECKING:
-    pass
 
 
 class ParkedMessage(NamedTuple):

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from netfront.agent.front_agent import Front
-from netfront.quotas import quota_service
+from netfront.quotas import parked_messages
 from netfront.quotas.prefix_usage import PENDING_CHECK_NS
 from netfront.quotas.quota_service import QuotaService
 from netfront.socket.flow_control import CreditLedger
@@ -334,7 +334,7 @@ def test_requests_beyond_the_rate_are_handled_later_in_order_and_none_is_lost(
         world.step(after_ms=100)
         answered += busy.heard()
     assert answered == asked
-    assert not service_of(world.front)._parked_bytes
+    assert service_of(world.front)._parked.is_empty
 
 
 def test_batches_of_a_connection_keep_their_order_when_they_wait_for_the_rate_of_requests() -> None:
@@ -354,7 +354,7 @@ def test_batches_of_a_connection_keep_their_order_when_they_wait_for_the_rate_of
 def test_what_waits_for_the_rate_of_requests_is_bounded(
     world: FakeFront, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quota_service, "PARKED_MAX", 5)
+    monkeypatch.setattr(parked_messages, "PARKED_MAX", 5)
     use(world, "client=busy request_rate=1")
     busy = world.connect(b"busy")
     asked = [busy.send_json(Api.METADATA, {"topics": []}) for _ in range(8)]
@@ -366,7 +366,7 @@ def test_what_waits_for_the_rate_of_requests_is_bounded(
     session = world.front._sessions.by_identity(b"busy")
     assert session is not None
     world.front._session_lifecycle.drop(session)
-    assert not service_of(world.front)._parked_bytes
+    assert service_of(world.front)._parked.is_empty
     world.step(after_ms=20_000)
 
 
@@ -374,7 +374,7 @@ def test_what_waits_for_the_rate_of_requests_is_bounded(
 def test_a_message_without_a_header_is_refused_as_ever(
     world: FakeFront, monkeypatch: pytest.MonkeyPatch, parked_max: int
 ) -> None:
-    monkeypatch.setattr(quota_service, "PARKED_MAX", parked_max)
+    monkeypatch.setattr(parked_messages, "PARKED_MAX", parked_max)
     use(world, "client=busy request_rate=1")
     busy = world.connect(b"busy")
     for _ in range(3):
