@@ -29,8 +29,6 @@ import sys
 import time
 from typing import NoReturn
 
-import orjson
-
 from appliance.config.relations import planned_cores
 from appliance.config.settings import Settings
 from appliance.config.settings_sources import (
@@ -45,6 +43,7 @@ from appliance.data import format_versions
 from appliance.data.data_dir_lock import DataDirLock
 from appliance.data.data_dir_locks import acquire_all, forget_holders, record_holders, restore_locks
 from appliance.data.directory_errors import DataDirectoryError, unusable
+from appliance.supervise.announcement import Announcement
 from appliance.supervise.live_settings import HangUps, LiveSettings
 from appliance.supervise.memory.memory_budget import needs, read_rooms, shortage
 from appliance.supervise.memory.memory_pressure import MemoryPressure
@@ -75,7 +74,6 @@ from shm.crash_points import arm_from_environment, crash_point
 from shm.memory.layout import Phase, ProcessWord, Role
 from shm.memory.region import RegionError
 from shm.queues.doorbell import Doorbell
-from shm.rights.kafka_listeners import without_protocol
 from shm.runtime.agent_runner import (
     comm_name,
     end_with,
@@ -85,7 +83,6 @@ from shm.runtime.agent_runner import (
 )
 from shm.tables.control import Control
 from tailrace.core.errors import InvalidSettingError
-from tailrace.protocol.listeners import front_address
 
 logger = logging.getLogger("appliance.supervise.supervisor")
 
@@ -102,14 +99,14 @@ class Supervisor:
         spawner: Spawner | None = None,
         sockets: dict[str, int] | None = None,
     ) -> None:
-        """`ready_fd`: a pipe to the process that started this one. A byte tells it that everything
-        serves; its end is the sign to stop. `sockets`: listening sockets of addresses of fronts.
+        """`ready_fd`: a pipe to the process that started this one (see `Announcement`). `sockets`:
+        listening sockets of addresses of fronts.
         """
         self._live = live
         self._spawner = spawner or Spawner()
-        self.ready_fd = ready_fd
         self._sockets = sockets or {}
         self.notifier = notifier or Notifier(None)
+        self._announcement = Announcement(self.notifier, ready_fd)
         self._plan = planned_cores(self.settings, topology)
         self._slots = self.settings.slots
         """Number of partition slots, as far as the limit of open files allows."""
@@ -127,9 +124,6 @@ class Supervisor:
         self._stop_requested = False
         self._hang_ups = HangUps()
         self._pressure = MemoryPressure(self.settings.memory_pressure_file)
-        self._announced = False
-        self._addresses: list[str] = []
-        """Addresses for clients; empty until the appliance serves."""
         self._checked_ns = 0
 
     @property
@@ -153,46 +147,15 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         self._hang_ups.watch()
-        self._regions = Regions(self._owners, self.settings, self._worker_dirs)
-        self._regions.find_old()
-        too_much = shortage(needs(self.settings, len(self._worker_dirs)), read_rooms())
-        if too_much:
-            raise Halt(ExitCode.SHARED_MEMORY, too_much)
         try:
-            self._control = self._regions.create()
+            self._make_shared_memory()
         except RegionError as error:
             _complain(str(error))
             return ExitCode.SHARED_MEMORY
-        self._specs = ProcessSpecs(
-            self._live, self._plan, self._owners, self._worker_dirs, self._slots, self._regions,
-            self._pressure, self._sockets,
-        )  # fmt: skip
-        self._live.open(
-            self._regions.settings_block("settings"),
-            self._regions.settings_block("overrides"),
-            self._specs.settings_of,
-        )
-        self._control.set_phase(Phase.RECOVERING)
-        crash_point("supervisor.after_regions")
-        children = first_children(self._plan, self.settings.gateways)
-        self._specs.make_doorbells(children)
-        self._bells = self._specs.doorbells
-        self._processes = ProcessTable(
-            children, self._control, self._spawner, self._bells, self._inherited_fds,
-            self._specs.spec_of, self._record_holders,
-        )  # fmt: skip
-        self._on_demand = OnDemandProcesses(
-            self._control, self._regions, children, self._bells, other_cores(self._plan),
-            self._specs.spare_workers(), self.settings.front_count, self._processes.try_spawn,
-            len(self._owners),
-        )  # fmt: skip
-        self._operator = OperatorCommands(
-            ControlSocket(self._owners[0].directory_fd, self._owners[0].path), self._processes,
-            [owner.path for owner in self._owners], self._is_ready, lambda: self._announced,
-        )  # fmt: skip
-        self._on_demand.add_groups_of(self._owners[0].path)
-        self._control.process(Role.SUPERVISOR, 0).store(ProcessWord.PID, os.getpid())
-        self._control.process(Role.SUPERVISOR, 0).store(ProcessWord.LIVE, 1)
+        self._make_parts()
+        slot = self._control.process(Role.SUPERVISOR, 0)
+        slot.store(ProcessWord.PID, os.getpid())
+        slot.store(ProcessWord.LIVE, 1)
         code = ExitCode.OK
         try:
             for child in self._processes:
@@ -208,6 +171,47 @@ class Supervisor:
             _complain(f"the supervisor cannot go on: {error}")
         clean = self._stop()
         return self._clean_up(clean, code)
+
+    def _make_shared_memory(self) -> None:
+        """Find what an earlier run left, and create this run's. Raises Halt, RegionError."""
+        self._regions = Regions(self._owners, self.settings, self._worker_dirs)
+        self._regions.find_old()
+        too_much = shortage(needs(self.settings, len(self._worker_dirs)), read_rooms())
+        if too_much:
+            raise Halt(ExitCode.SHARED_MEMORY, too_much)
+        self._control = self._regions.create()
+        self._specs = ProcessSpecs(
+            self._live, self._plan, self._owners, self._worker_dirs, self._slots, self._regions,
+            self._pressure, self._sockets,
+        )  # fmt: skip
+        self._live.open(
+            self._regions.settings_block("settings"),
+            self._regions.settings_block("overrides"),
+            self._specs.settings_of,
+        )
+        self._control.set_phase(Phase.RECOVERING)
+        crash_point("supervisor.after_regions")
+
+    def _make_parts(self) -> None:
+        """Make the doorbells, and the parts that start and watch processes."""
+        children = first_children(self._plan, self.settings.gateways)
+        self._specs.make_doorbells(children)
+        self._bells = self._specs.doorbells
+        self._processes = ProcessTable(
+            children, self._control, self._spawner, self._bells, self._inherited_fds,
+            self._specs.spec_of, self._record_holders,
+        )  # fmt: skip
+        self._on_demand = OnDemandProcesses(
+            self._control, self._regions, children, self._bells, other_cores(self._plan),
+            self._specs.spare_workers(), self.settings.front_count, self._processes.try_spawn,
+            len(self._owners),
+        )  # fmt: skip
+        self._operator = OperatorCommands(
+            ControlSocket(self._owners[0].directory_fd, self._owners[0].path), self._processes,
+            [owner.path for owner in self._owners], self._is_ready,
+            lambda: self._announcement.is_made,
+        )  # fmt: skip
+        self._on_demand.add_groups_of(self._owners[0].path)
 
     def _lock_directories(self) -> None:
         """Take every data directory. Raises DataDirectoryError."""
@@ -231,7 +235,9 @@ class Supervisor:
 
     def _record_holders(self) -> None:
         record_holders(
-            self._owners, {child.name: child.pid for child in self._processes}, self._addresses
+            self._owners,
+            {child.name: child.pid for child in self._processes},
+            self._announcement.addresses,
         )
 
     def _inherited_fds(self, child: Child) -> list[int]:
@@ -249,12 +255,13 @@ class Supervisor:
         Raises: Halt.
         """
         bell = self._bells[process_name(Role.SUPERVISOR, 0)]
+        ready_fd = self._announcement.ready_fd
         while not self._stop_requested and not self._operator.is_replacing:
             poll = select.poll()
             poll.register(wake_fd, select.POLLIN)
             poll.register(bell.fd, select.POLLIN)
-            if self.ready_fd >= 0:
-                poll.register(self.ready_fd, select.POLLIN)
+            if ready_fd >= 0:
+                poll.register(ready_fd, select.POLLIN)
             for watched in [
                 self._spawner.pidfd,
                 *(child.pidfd for child in self._processes),
@@ -267,7 +274,7 @@ class Supervisor:
             bell.clear()
             _drain(wake_fd)
             now_ns = time.monotonic_ns()
-            if self.ready_fd in ready and _has_ended(self.ready_fd):
+            if ready_fd in ready and self._announcement.has_starter_ended():
                 logger.info("parent_gone action=STOP")
                 return
             for child in [child for child in self._processes if child.pidfd in ready]:
@@ -277,11 +284,12 @@ class Supervisor:
             reap_strangers(self._processes.is_known)
             self._operator.step(now_ns)
             self._apply_settings(now_ns)
-            self._note_served()  # before requests are read: a controller that serves has made its
-            self._on_demand.step(may_halt=not self._announced)
+            # A controller that serves has made its requests: note who serves before they are read.
+            self._note_served()
+            self._on_demand.step(may_halt=not self._announcement.is_made)
             self._processes.restart_due(now_ns)
             self._advance_phase()
-            if self._announced:
+            if self._announcement.is_made:
                 self.notifier.report_absent(
                     [
                         c.name
@@ -309,12 +317,13 @@ class Supervisor:
                 bell.ring()
 
     def _reload(self) -> None:
-        if self._announced:
+        is_announced = self._announcement.is_made
+        if is_announced:
             self.notifier.reloading()
         self._live.reload()
         self._live.log_reload()
-        if self._announced:
-            self.notifier.ready(f"serving on {', '.join(self._addresses)}")
+        if is_announced:
+            self._announcement.report_ready()
 
     def _next_wake_ns(self) -> int:
         times = [child.restart_at_ns for child in self._processes if child.restart_at_ns]
@@ -352,49 +361,22 @@ class Supervisor:
                 bell.ring()
         needed = (c for c in self._processes if c.role not in (Role.GROUPS, Role.CLEANER))
         if (
-            not self._announced
+            not self._announcement.is_made
             and self._control.phase is Phase.RUNNING
             and all(c.has_served for c in needed)
         ):
-            self._announced = True
             self._announce()
 
     def _announce(self) -> None:
-        addresses = [
-            front_address(a, f, self._control.port(f).load())
-            for f in range(self.settings.fronts)
-            for a in self.settings.listen
-        ]
-        self._addresses = addresses
+        """Announce that everything serves, then start the console."""
+        settings, control = self.settings, self._control
+        self._announcement.take_addresses(settings, control)
         self._record_holders()
-        kafka = self._kafka_addresses()
-        known = ",".join(addresses), self._owners[0].path, os.getpid()
-        if kafka:
-            logger.info("ready address=%s data_dir=%s pid=%d kafka=%s", *known, ",".join(kafka))
-        else:
-            logger.info("ready address=%s data_dir=%s pid=%d", *known)
-        self.notifier.ready(f"serving on {', '.join(addresses)}")
-        if self.ready_fd >= 0:
-            os.write(
-                self.ready_fd,
-                orjson.dumps(
-                    {"address": addresses[0], "addresses": addresses, "pid": os.getpid()}
-                    | ({"kafka": kafka} if kafka else {})
-                )
-                + b"\n",
-            )
-        if self.settings.http_listen:
+        self._announcement.make(settings, control, self._owners[0].path)
+        if settings.http_listen:
             console = Child(Role.CONSOLE, 0, other_cores(self._plan))
             self._processes.children.append(console)
             self._processes.try_spawn(console)
-
-    def _kafka_addresses(self) -> list[str]:
-        """Addresses for Kafka clients, HOST:PORT, with the port that stands for port 0."""
-        found = [without_protocol(address) for address in self.settings.kafka_listen]
-        if found and found[0].endswith(":0"):
-            port = self._control.port(self.settings.fronts).load()
-            found[0] = f"{found[0].rpartition(':')[0]}:{port}"
-        return found
 
     def _check_progress(self, now_ns: int) -> None:
         """Kill processes that hang, and feed systemd's watchdog while none does. Idle processes are
@@ -413,7 +395,7 @@ class Supervisor:
             bell.ring()
         if healthy and self.notifier.watchdog_ns:
             self.notifier.feed_watchdog()
-        if healthy and not self._announced:
+        if healthy and not self._announcement.is_made:
             self.notifier.recovering(2 * self.settings.hang_timeout_ms * NS_PER_MS)
 
     @property
@@ -460,14 +442,6 @@ def _passed_sockets(settings: Settings) -> dict[str, int]:
     from appliance.supervise.listen_sockets import inherited_sockets, sockets_of_fronts
 
     return sockets_of_fronts(inherited_sockets(os.environ), settings.listen, settings.fronts)
-
-
-def _has_ended(fd: int) -> bool:
-    """True if the other end is closed, perhaps with a line unread that told that all serves."""
-    try:
-        return not os.read(fd, 64)
-    except ConnectionResetError:
-        return True
 
 
 def _drain(fd: int) -> None:
