@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tailrace.client.config.settings import ProducerSettings
 from tailrace.client.connections.steps import Steps, decode_answer
-from tailrace.client.topics.offsets import offsets_of
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
     InvalidTransactionError,
@@ -30,7 +29,6 @@ from tailrace.core.errors import (
     RequestTimeoutError,
     TailraceError,
     TransactionAbortedError,
-    UnknownTransactionalIdError,
     error_for,
 )
 from tailrace.core.log import logger
@@ -41,21 +39,11 @@ from tailrace.core.transaction_branches import (
 )
 from tailrace.producer.batches.accumulator import NS_PER_MS
 from tailrace.producer.sending.sender_thread import SenderThread
-from tailrace.producer.transactions.acknowledgements import (
-    attach_of,
-    check_size,
-    members_json,
-    outcome_of,
-    records_of,
-)
-from tailrace.producer.transactions.branches.arguments import (
-    count_of,
-    finished_in,
-    named_json,
-)
+from tailrace.producer.transactions.branches.arguments import count_of, finished_in
+from tailrace.producer.transactions.branches.creation import create_branches
+from tailrace.producer.transactions.content import add_acknowledgements, add_offsets, end_body
 from tailrace.producer.transactions.coordinator_requests import (
     IDENTITY,
-    PREPARE,
     asked,
     following_in,
     numbers_in,
@@ -63,10 +51,9 @@ from tailrace.producer.transactions.coordinator_requests import (
     tag_in,
 )
 from tailrace.producer.transactions.delay_changes import change_delays
-from tailrace.producer.transactions.offsets import groups_json, metadata_of
+from tailrace.producer.transactions.refusals import refused, too_large
 from tailrace.producer.transactions.state import ALLOWED, Call, State, TransactionState
 from tailrace.protocol.frame import JSON_MAX_BYTES, Api
-from tailrace.protocol.json_messages import encode_json
 from tailrace.protocol.session import Response
 
 if TYPE_CHECKING:
@@ -78,12 +65,6 @@ SHORT_ABORT_S = 5.0
 """Timeout of the abort that a close, or an interrupted block, makes. The appliance's
 transaction_timeout_ms makes it otherwise.
 """
-_NOT_OWNED = frozenset(
-    {
-        ErrorCode.PRODUCER_FENCED, ErrorCode.UNKNOWN_TRANSACTIONAL_ID,
-        ErrorCode.INVALID_TRANSACTION,
-    }
-)  # fmt: skip
 _NOT_CURRENT = frozenset({ErrorCode.UNKNOWN_TRANSACTIONAL_ID, ErrorCode.INVALID_TRANSACTION})
 
 
@@ -138,66 +119,22 @@ class Transactions:
         group_metadata: ConsumerGroupMetadata | str,
     ) -> Steps[None]:
         """Have the offsets go with the commit."""
-        found, metadata = offsets_of(offsets), metadata_of(group_metadata)
-
-        def add() -> None:
-            self._sender_thread.check_usable()
-            self._state.check(Call.OFFSETS)
-            self._state.add_offsets(metadata, found)
-
-        self._sender_thread.do(add)
-        yield from ()
+        return add_offsets(self._sender_thread, self._state, offsets, group_metadata)
 
     def send_acknowledgements(self, share_consumer: Any, records: Any, outcome: Any) -> Steps[None]:
         """Have the acknowledgements go with the commit."""
-        attach, word, found = attach_of(share_consumer), outcome_of(outcome), records_of(records)
-
-        def add() -> None:
-            self._sender_thread.check_usable()
-            state = self._state
-            state.check(Call.ACKNOWLEDGEMENTS)
-            if not found:
-                return
-            attached = attach(found, word)
-            try:
-                check_size([*state.attached, attached])
-            except BaseException:
-                attached.ended_by = "abort"
-                raise
-            state.attached.append(attached)
-
-        self._sender_thread.do(add)
-        yield from ()
+        return add_acknowledgements(
+            self._sender_thread, self._state, share_consumer, records, outcome
+        )
 
     def create_branches(self, count: int) -> Steps[list[TransactionBranch]]:
         """Make branches of the open transaction."""
-        return self._alone(Call.BRANCHES, self._create_branches(count_of(count)))
-
-    def _create_branches(self, count: int) -> Steps[list[TransactionBranch]]:
-        sender_thread, state = self._sender_thread, self._state
-
-        def add() -> int:
-            self._check(Call.BRANCHES)
-            return state.add_branches(count)
-
-        first = sender_thread.do(add)
-        request = {
-            "transactional_id": state.transactional_id,
-            "owner": state.owner,
-            "producer_id": state.producer_id,
-            "producer_epoch": state.epoch,
-            "count": state.branch_count,
-        }
-        response = yield from asked(
-            self._sender_thread, Api.CREATE_BRANCHES, request, self._deadline_ns(None)
+        return self._alone(
+            Call.BRANCHES,
+            create_branches(
+                self._sender_thread, self._state, count_of(count), self._deadline_ns(None)
+            ),
         )
-        code = response.code
-        if code is ErrorCode.TRANSACTION_ABORTED or code in _NOT_OWNED:
-            raise sender_thread.do(self._refused, response)
-        if code is not ErrorCode.OK:
-            raise error_for(code, response.detail(), response.correlation_id)
-        made = (state.transactional_id, state.owner, state.producer_id, state.epoch)
-        return [TransactionBranch(*made, number) for number in range(first, first + count)]
 
     def change_delays(
         self, changes: Mapping[str, int | None], topic: str | None
@@ -334,7 +271,7 @@ class Transactions:
             if answer.get("outcome") != "abort":
                 sender_thread.do(self._answered, "commit", *numbers_in(answer, *IDENTITY))
                 return
-        raise sender_thread.do(self._refused, response)
+        raise sender_thread.do(refused, state, response)
 
     def _acknowledged(
         self, call: Call, timeout_s: float | None, deadline_ns: int | None
@@ -376,30 +313,6 @@ class Transactions:
             return False
         state.decide()
         return True
-
-    def _refused(self, response: Response) -> TailraceError:
-        """The error of a commit that was not made."""
-        state, code, detail = self._state, response.code, response.detail()
-        if code is ErrorCode.PRODUCER_FENCED:
-            state.fence(detail)
-            return ProducerFencedError(detail)
-        error = error_for(code, detail)
-        if code in (ErrorCode.OK, ErrorCode.TRANSACTION_ABORTED):
-            error = TransactionAbortedError(detail or "the transaction was aborted")
-            state.fail(error, following=following_in(response))
-            return error
-        state.fail(error)
-        if code is ErrorCode.UNKNOWN_TRANSACTIONAL_ID:
-            return UnknownTransactionalIdError(
-                "the outcome of the commit cannot be found out: the appliance does not know "
-                f"transactional_id {state.transactional_id!r} any more; call abort_transaction() "
-                "before the next transaction"
-            )
-        if code is ErrorCode.INVALID_TRANSACTION:
-            return error
-        refusal = TransactionAbortedError(f"the transaction cannot be committed: {error.detail}")
-        refusal.__cause__ = error
-        return refusal
 
     # ---- abort -----------------------------------------------------------------------------------
 
@@ -523,43 +436,15 @@ class Transactions:
         NotReachableError; TransactionAbortedError if one request cannot carry the content, which
         is not sent then.
         """
-        state = self._state
-        request: dict[str, Any] = {
-            "transactional_id": state.transactional_id,
-            "owner": state.owner,
-            "producer_id": state.producer_id,
-            "producer_epoch": state.epoch,
-            "outcome": outcome,
-            "offsets": [],
-        }
-        if outcome == PREPARE and state.prepared is not None:
-            request["tag"] = state.prepared.tag
-        if outcome == PREPARE or (outcome == "commit" and state.prepared is None):
-            request["offsets"] = groups_json(state.offsets.values())
-            request.update(named_json(state.branches))
-            if state.attached:
-                request["acknowledgements"] = members_json(state.attached)
-        body = encode_json(request)
+        body = end_body(self._state, outcome)
         if len(body) > JSON_MAX_BYTES:
-            raise self._sender_thread.do(self._too_large, len(body))
+            raise self._sender_thread.do(too_large, self._state, len(body))
         return repeated(
             self._sender_thread,
             Api.END_TRANSACTION,
             body,
             self._deadline_ns(None) if deadline_ns is None else deadline_ns,
         )
-
-    def _too_large(self, size: int) -> TailraceError:
-        """The error of a commit that no request can carry."""
-        cause = error_for(
-            ErrorCode.REQUEST_TOO_LARGE,
-            f"its offsets, acknowledgements and branches take {size} bytes; the limit is "
-            f"{JSON_MAX_BYTES}. Commit more often, or with less metadata",
-        )
-        self._state.fail(cause)
-        error = TransactionAbortedError(f"the transaction cannot be committed: {cause.detail}")
-        error.__cause__ = cause
-        return error
 
     def _answered(self, outcome: str, producer_id: int, epoch: int) -> None:
         self._state.answered_ns = self._sender_thread.now_ns()

@@ -25,6 +25,7 @@ from tailrace.core.transaction_branches import FinishedBranch, PreparedTransacti
 from tailrace.producer.transactions.branches.arguments import finished_in, prepared_in, tag_of
 from tailrace.producer.transactions.coordinator_requests import PREPARE, asked
 from tailrace.producer.transactions.operations import Transactions
+from tailrace.producer.transactions.refusals import refused
 from tailrace.producer.transactions.state import Call, State
 from tailrace.protocol.frame import Api
 
@@ -57,7 +58,7 @@ class TwoPhaseTransactions(Transactions):
                     f"prepare_transaction() again, or abort_transaction() ({error.detail})"
                 ) from error
             if response.code is not ErrorCode.OK:
-                raise sender_thread.do(self._refused, response)
+                raise sender_thread.do(refused, state, response)
             sender_thread.do(state.is_prepared)
         prepared = state.prepared
         assert prepared is not None
