@@ -188,16 +188,7 @@ def command(
         raise click.UsageError("--transaction-ms needs --transactional-id")
     length_ms = (transaction_ms or TRANSACTION_MS) if "transactional_id" in settings else None
     ready_partitions(settings["bootstrap"], topic)
-    if payload_file is not None:
-        payloads = payload_file.read().splitlines()
-        if not payloads:
-            raise click.UsageError("--payload-file is empty: it needs at least one line")
-    else:
-        letters = random.Random(0)
-        payloads = [
-            bytes(letters.choices(range(65, 91), k=record_size or 1))
-            for _ in range(min(PAYLOADS, num_records))
-        ]
+    payloads = _payloads(payload_file, record_size or 1, num_records)
 
     def report(records: int, size: int, seconds: float, average_ms: float, most_ms: float) -> None:
         if not as_json:
@@ -210,6 +201,29 @@ def command(
     with Producer(**settings) as producer:
         found = produce(producer, topic, payloads, num_records, throughput, report, length_ms)
         metrics = producer.metrics()
+    _print_result(found, metrics if print_metrics else {}, as_json=as_json)
+    if found.failed and not as_json:
+        raise click.ClickException(
+            f"{found.failed} of {found.records} records were not delivered; see the appliance's log"
+        )
+
+
+def _payloads(payload_file: Any, record_size: int, count: int) -> list[bytes]:
+    """The lines of a file, or random letters. Raises UsageError for an empty file."""
+    if payload_file is None:
+        letters = random.Random(0)
+        return [
+            bytes(letters.choices(range(65, 91), k=record_size))
+            for _ in range(min(PAYLOADS, count))
+        ]
+    payloads: list[bytes] = payload_file.read().splitlines()
+    if not payloads:
+        raise click.UsageError("--payload-file is empty: it needs at least one line")
+    return payloads
+
+
+def _print_result(found: Produced, metrics: dict[str, Any], *, as_json: bool) -> None:
+    """Print the throughput, the latencies and the counters, if there are any."""
     rate, latency = found.records / found.seconds, found.latency
     if as_json:
         print_json(
@@ -218,7 +232,7 @@ def command(
              "mb_per_s": round(found.payload_bytes / MB / found.seconds, 2),
              "latency_ms": milliseconds_of(latency), "latency_sample": found.sample,
              **commits_json(found.commits),
-             **({"metrics": metrics} if print_metrics else {})}
+             **({"metrics": metrics} if metrics else {})}
         )  # fmt: skip
         return
     shares = ", ".join(
@@ -230,10 +244,5 @@ def command(
         f"{latency.average:.2f} ms avg latency, {latency.most:.2f} ms max latency, {shares}."
     )
     print_commits(found.commits)
-    if print_metrics:
-        for name, value in metrics.items():
-            click.echo(f"{name:<20} : {value}")
-    if found.failed:
-        raise click.ClickException(
-            f"{found.failed} of {found.records} records were not delivered; see the appliance's log"
-        )
+    for name, value in metrics.items():
+        click.echo(f"{name:<20} : {value}")

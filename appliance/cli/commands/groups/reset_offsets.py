@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from appliance.cli.commands.groups.advice import member_name
-from appliance.cli.commands.groups.new_offsets import Reset, Selection, new_offsets
+from appliance.cli.commands.groups.new_offsets import Found, Reset, Selection, new_offsets
 from appliance.cli.options.shared import (
     SINCE_HELP,
     PastMoment,
@@ -91,16 +91,7 @@ def reset_offsets(
                 raise
             members, committed = [], {}  # setting offsets creates it
         found = new_offsets(admin, committed, selection, reset)
-        rows = [
-            {
-                "topic": key.topic,
-                "partition": key.partition,
-                "committed": change.committed,
-                "new": change.offset,
-                "end": change.end,
-            }
-            for key, change in found.changes.items()
-        ]
+        rows = _rows(found)
         asks = not yes and not dry_run and sys.stdin.isatty()
         if rows and not as_json and (dry_run or asks or not members):
             _print_changes(rows)
@@ -118,6 +109,19 @@ def reset_offsets(
         print_json({"group": group, "dry_run": dry_run, "offsets": rows, "notes": found.notes})
     else:
         echo(f"{'would set' if dry_run else 'set'} {counted(len(rows), 'offset')} of {group}")
+
+
+def _rows(found: Found) -> list[dict[str, Any]]:
+    return [
+        {
+            "topic": key.topic,
+            "partition": key.partition,
+            "committed": change.committed,
+            "new": change.offset,
+            "end": change.end,
+        }
+        for key, change in found.changes.items()
+    ]
 
 
 def _print_changes(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -141,14 +141,8 @@ def command(
       tailrace consume orders --since 2h --template '%t %p %o %k %v\\n'
       tailrace consume flights --from-beginning --format parquet > flights.parquet
     """
-    if group is not None and any(
-        given is not None for given in (partition, offset, since, tail, until)
-    ):
-        raise click.UsageError(
-            "--group reads the partitions that the group assigns, from its committed offsets: "
-            "leave out --partition, --offset, --since, --tail and --until. To move a group use "
-            "`tailrace group reset-offsets`"
-        )
+    if group is not None:
+        _check_alone(partition, offset, since, tail, until)
     if follow and until is not None:
         raise click.UsageError("--follow and --until exclude each other: leave one of them out")
     start = Start(from_beginning, offset, since, tail, is_past=until is not None)
@@ -175,18 +169,32 @@ def command(
         else:
             consumer.assign(keys)
             start.seek(consumer, keys)
-            reader = Reader(
-                consumer, ends_of(consumer, keys, start, until, follow), maximum, skip_damaged
-            )
+            ends = ends_of(consumer, keys, start, until, follow)
+            reader = Reader(consumer, ends, maximum, skip_damaged)
         with reader:
             _write(reader, next(iter(infos.values())), form, line)
-    if reader.skipped_offsets:
-        complain(
-            f"skipped {reader.skipped_offsets} damaged offsets in {reader.skipped_ranges} places; "
-            "`tailrace log verify` tells more"
+    return _exit_status(reader)
+
+
+def _exit_status(reader: Reader) -> int:
+    """0, or EXIT_SKIPPED with a sentence about what was skipped."""
+    if not reader.skipped_offsets:
+        return 0
+    complain(
+        f"skipped {reader.skipped_offsets} damaged offsets in {reader.skipped_ranges} places; "
+        "`tailrace log verify` tells more"
+    )
+    return EXIT_SKIPPED
+
+
+def _check_alone(*others: object) -> None:
+    """Raises UsageError for options that exclude --group."""
+    if any(given is not None for given in others):
+        raise click.UsageError(
+            "--group reads the partitions that the group assigns, from its committed offsets: "
+            "leave out --partition, --offset, --since, --tail and --until. To move a group use "
+            "`tailrace group reset-offsets`"
         )
-        return EXIT_SKIPPED
-    return 0
 
 
 def _line_format(form: str, text: str | None) -> LineFormat:
