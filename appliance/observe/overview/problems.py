@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from appliance.observe.checks.doctor_checks import Check, Level, appliance_checks
@@ -25,62 +25,72 @@ def problems_of(
     """Problems by what a front has answered. Empty: there is none. `now_us`: the time; 0: the age
     of backups is not checked.
     """
-    found = [check for check in appliance_checks(dict(cluster)) if check.level is not Level.OK]
+    found = [
+        *(check for check in appliance_checks(dict(cluster)) if check.level is not Level.OK),
+        *_late_records(delays),
+        *_dead_letters(groups or {}),
+        *_memory(cluster.get("memory") or {}),
+        *backup_checks(cluster.get("backups", ()), now_us),
+        *_audit_log(cluster.get("audit") or {}),
+        *_paused_topics(cluster),
+    ]
+    return sorted(found, key=lambda check: _ORDER[check.level])
+
+
+def _late_records(delays: Sequence[Mapping[str, Any]]) -> Iterator[Check]:
     late = [row for row in delays if row["lateness_us"] > LATE_US and row["pending"]]
     if late:
         names = ", ".join(sorted({str(row["topic"]) for row in late}))
-        found.append(
-            Check(
-                "delayed records",
-                Level.WARNING,
-                f"late by {max(row['lateness_us'] for row in late) / 1e6:.0f} s in {names}; the "
-                "scheduler lacks a core, or its disk is slow",
+        yield Check(
+            "delayed records",
+            Level.WARNING,
+            f"late by {max(row['lateness_us'] for row in late) / 1e6:.0f} s in {names}; the "
+            "scheduler lacks a core, or its disk is slow",
+        )
+
+
+def _dead_letters(groups: Mapping[str, GroupTotals]) -> Iterator[Check]:
+    for name, group in sorted(groups.items()):
+        if group.dead_letters:
+            yield Check(
+                "dead letters",
+                Level.PROBLEM,
+                f"queue {name} cannot write {group.dead_letters} records to its dead-letter topic; "
+                "the log of its consumers says why",
             )
-        )
-    found += [
-        Check(
-            "dead letters",
-            Level.PROBLEM,
-            f"queue {name} cannot write {group.dead_letters} records to its dead-letter topic; "
-            "the log of its consumers says why",
-        )
-        for name, group in sorted((groups or {}).items())
-        if group.dead_letters
-    ]
-    memory = cluster.get("memory") or {}
+
+
+def _memory(memory: Mapping[str, Any]) -> Iterator[Check]:
     if memory.get("is_short"):
-        found.append(
-            Check(
-                "memory",
-                Level.PROBLEM,
-                f"memory is short: processes waited for it {memory['stalled_percent']:.0f} % of "
-                "the time, so producers get credit for one batch at a time. Give the appliance "
-                "more memory, lower ring_bytes or credit_bytes, or move other programs away",
-            )
+        yield Check(
+            "memory",
+            Level.PROBLEM,
+            f"memory is short: processes waited for it {memory['stalled_percent']:.0f} % of "
+            "the time, so producers get credit for one batch at a time. Give the appliance "
+            "more memory, lower ring_bytes or credit_bytes, or move other programs away",
         )
-    found += backup_checks(cluster.get("backups", ()), now_us)
-    audit = cluster.get("audit") or {}
+
+
+def _audit_log(audit: Mapping[str, Any]) -> Iterator[Check]:
     if audit.get("is_failing"):
-        found.append(
-            Check(
-                "audit log",
-                Level.PROBLEM,
-                f"the audit log in {audit['directory']} cannot be written: administration is "
-                "refused. Free space there, or repair what the log's audit_not_written names",
-            )
+        yield Check(
+            "audit log",
+            Level.PROBLEM,
+            f"the audit log in {audit['directory']} cannot be written: administration is "
+            "refused. Free space there, or repair what the log's audit_not_written names",
         )
+
+
+def _paused_topics(cluster: Mapping[str, Any]) -> Iterator[Check]:
     if cluster.get("paused"):
         left = cluster["paused_count"] - len(cluster["paused"])
         more = f" and {left:,} more" if left > 0 else ""
-        found.append(
-            Check(
-                "delivery paused",
-                Level.WARNING,
-                f"delivery to groups is paused: {', '.join(cluster['paused'])}{more}; to resume: "
-                "tailrace topic alter TOPIC --config delivery.paused=false",
-            )
+        yield Check(
+            "delivery paused",
+            Level.WARNING,
+            f"delivery to groups is paused: {', '.join(cluster['paused'])}{more}; to resume: "
+            "tailrace topic alter TOPIC --config delivery.paused=false",
         )
-    return sorted(found, key=lambda check: _ORDER[check.level])
 
 
 def backup_checks(results: Sequence[Mapping[str, Any]], now_us: int) -> list[Check]:
