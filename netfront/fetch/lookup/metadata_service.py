@@ -184,7 +184,7 @@ class MetadataService:
         - "behind" an offset: the start of the next batch.
         - "time_of" an offset: the first record at or after it, with its time.
         """
-        topic, partition, at = requested.topic, requested.partition, requested.at
+        topic, partition = requested.topic, requested.partition
         answer: dict[str, Any] = {
             "topic": topic,
             "partition": partition,
@@ -207,25 +207,7 @@ class MetadataService:
             end = end_of(state, isolation)
             fetched = self._fetched.get(route.slot, _NONE_FETCHED)
             answer.update(_shown_state(state, route, end, fetched))
-            if at == "earliest":
-                answer["offset"] = state.log_start_offset
-            elif at == "latest":
-                answer["offset"] = end
-            elif isinstance(at, int) or at == "time_of":
-                search = self._time_search()
-                found = (
-                    yield from search.find(route, state, at, isolation)
-                    if isinstance(at, int)
-                    else search.time_of(route, state, requested.offset, isolation)
-                )
-                answer.update(timestamp_us=-1, exact=True)
-                if found is not None:
-                    answer.update(
-                        offset=found.offset, timestamp_us=found.timestamp_us, exact=found.is_exact
-                    )
-            else:
-                yield UNITS_OF_A_FILE
-                answer["offset"] = self._reader.behind(route, state, requested.offset, end)
+            answer.update((yield from self._place_of(requested, route, state, end, isolation)))
         except LogReadError as error:
             answer["code"] = int(error.code)
         except OSError as error:
@@ -234,6 +216,35 @@ class MetadataService:
                 ErrorCode.NOT_READY if error.errno in SHORTAGES else ErrorCode.STORAGE_ERROR
             )
         return answer
+
+    def _place_of(
+        self,
+        requested: ListOffsetsEntry,
+        route: Assignment,
+        state: PartitionState,
+        end: int,
+        isolation: Isolation,
+    ) -> Generator[int, None, dict[str, Any]]:
+        """The offset that an entry asks for; with its time, if it asks by time. Raises
+        LogReadError, OSError.
+        """
+        at = requested.at
+        if at == "earliest":
+            return {"offset": state.log_start_offset}
+        if at == "latest":
+            return {"offset": end}
+        if at != "time_of" and not isinstance(at, int):
+            yield UNITS_OF_A_FILE
+            return {"offset": self._reader.behind(route, state, requested.offset, end)}
+        search = self._time_search()
+        found = (
+            yield from search.find(route, state, at, isolation)
+            if isinstance(at, int)
+            else search.time_of(route, state, requested.offset, isolation)
+        )
+        if found is None:
+            return {"timestamp_us": -1, "exact": True}
+        return {"offset": found.offset, "timestamp_us": found.timestamp_us, "exact": found.is_exact}
 
 
 def _shown_state(

@@ -19,6 +19,7 @@ from tailrace.format.record_batch.batch_header import END_OF_STREAM
 from tailrace.format.segments.segment import (
     INDEX_SUFFIX,
     SEGMENT_SUFFIX,
+    Behind,
     Ending,
     Walk,
     file_name,
@@ -339,21 +340,25 @@ class _Recovery:
         if checkpoint is not None:
             result.max_timestamp_us = max(result.max_timestamp_us, checkpoint.max_timestamp_us)
         repair_index(self._files, self._directory, base, self._index, skipped)
-        is_live = (
+        if (
             following is None
             and action in (Action.APPEND, Action.CUT)
             and walk.next_offset == result.next_offset
-        )
-        if is_live:
+        ):
             result.live_base, result.valid_end = base, walk.position
             result.live_schema_id = schema.schema_id
         else:
-            size = walk.position + (len(END_OF_STREAM) if action is Action.BEGIN_NEW_SEGMENT else 0)
-            result.sealed[base] = SealedSegment(
-                base, size, result.batch_count, result.max_timestamp_us, result.last_append_us,
-                self._has_transactions(base),
-            )  # fmt: skip
+            self._add_walked(base, walk, action)
         return True
+
+    def _add_walked(self, base: int, walk: Walk, action: Action) -> None:
+        """Take over a walked segment as a sealed one."""
+        result = self._result
+        size = walk.position + (len(END_OF_STREAM) if action is Action.BEGIN_NEW_SEGMENT else 0)
+        result.sealed[base] = SealedSegment(
+            base, size, result.batch_count, result.max_timestamp_us, result.last_append_us,
+            self._has_transactions(base),
+        )  # fmt: skip
 
     def _has_transactions(self, base: int) -> int:
         """See `SealedSegment.has_transactions`, of a walked segment. What a checkpoint covers of it
@@ -393,18 +398,7 @@ class _Recovery:
             if following is not None and walk.next_offset >= following:
                 # given up after a failed sync, perhaps inside a batch: the next segment has it
                 return Action.APPEND
-            behind = None
-            durable = walk.next_offset < self._known_durable
-            if walk.ending is Ending.TORN:
-                behind = find_behind(
-                    reader.read_at, reader.size, walk.position, self._file.seed, walk.next_offset
-                )
-                durable = durable or (
-                    behind is not None and behind.proves_durable and not self._hints.may_have_holes
-                )
-            action = decide(
-                walk.ending, elsewhere=walk.next_offset in self._hints.elsewhere, durable=durable
-            )
+            action, behind = self._decide(reader, walk)
             if action is not Action.QUARANTINE:
                 return action
             if behind is not None and following is not None and behind.offset >= following:
@@ -431,6 +425,24 @@ class _Recovery:
                 behind.offset,
                 Ending.CLEAN,
             )
+
+    def _decide(self, reader: SegmentReader, walk: Walk) -> tuple[Action, Behind | None]:
+        """The table's action where a walk has stopped, and the next batch behind that place, if it
+        stopped at bytes that are no batch.
+        """
+        behind = None
+        durable = walk.next_offset < self._known_durable
+        if walk.ending is Ending.TORN:
+            behind = find_behind(
+                reader.read_at, reader.size, walk.position, self._file.seed, walk.next_offset
+            )
+            durable = durable or (
+                behind is not None and behind.proves_durable and not self._hints.may_have_holes
+            )
+        action = decide(
+            walk.ending, elsewhere=walk.next_offset in self._hints.elsewhere, durable=durable
+        )
+        return action, behind
 
     def _cut(self, reader: SegmentReader, walk: Walk, path: str) -> None:
         self._result.cut_bytes += reader.size - walk.position
