@@ -92,6 +92,12 @@ def group_families(observed: ObservedGroups) -> Iterator[Metric]:
         "Offset commits since the appliance started.",
         value=observed.commits,
     )
+    yield from _described_families(observed.described)
+    if observed.transactions is not None:
+        yield from transaction_families(observed.transactions)
+
+
+def _described_families(described: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     members = GaugeMetricFamily(
         "tailrace_group_members", "Members of the group.", labels=("group",)
     )
@@ -116,7 +122,7 @@ def group_families(observed: ObservedGroups) -> Iterator[Metric]:
         "cannot be written to the dead-letter topic.",
         labels=("group", "topic", "partition"),
     )
-    for group in observed.described:
+    for group in described:
         members.add_metric((group["group"],), group["member_count"])
         rebalances.add_metric((group["group"],), group["rebalances"])
         for row in group["partitions"]:
@@ -135,5 +141,3 @@ def group_families(observed: ObservedGroups) -> Iterator[Metric]:
     yield lag
     yield lag_seconds
     yield at_limit
-    if observed.transactions is not None:
-        yield from transaction_families(observed.transactions)

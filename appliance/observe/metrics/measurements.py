@@ -42,6 +42,12 @@ _HISTOGRAMS = {
 
 def measurement_families(processes: Sequence[ProcessState]) -> Iterator[Metric]:
     """Every family of measurements, once."""
+    yield from _durations(processes)
+    yield from _requests(processes)
+    yield from _clients([process for process in processes if Measure.PRODUCE in process.durations])
+
+
+def _durations(processes: Sequence[ProcessState]) -> Iterator[Metric]:
     for measure, (name, doc) in _HISTOGRAMS.items():
         family = HistogramMetricFamily(
             f"tailrace_{name}_duration_seconds", doc, labels=("process",)
@@ -56,6 +62,9 @@ def measurement_families(processes: Sequence[ProcessState]) -> Iterator[Metric]:
                     sum_value=values.sum_ns / NS_PER_S,
                 )
         yield family
+
+
+def _requests(processes: Sequence[ProcessState]) -> Iterator[Metric]:
     requests = CounterMetricFamily(
         "tailrace_requests", "Requests that fronts received, by API.", labels=("process", "api")
     )
@@ -71,7 +80,10 @@ def measurement_families(processes: Sequence[ProcessState]) -> Iterator[Metric]:
             errors.add_metric((process.name, _name_of(ErrorCode, number)), count)
     yield requests
     yield errors
-    fronts = [process for process in processes if Measure.PRODUCE in process.durations]
+
+
+def _clients(fronts: Sequence[ProcessState]) -> Iterator[Metric]:
+    """Connections, credit and quotas."""
     connections = GaugeMetricFamily(
         "tailrace_connections", "Open connections of clients.", labels=("process",)
     )
