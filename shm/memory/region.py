@@ -95,36 +95,7 @@ class Region:
         """Create a region of zeroes. Raises RegionError if the name is taken, /dev/shm is full, or
         the host refuses.
         """
-        try:
-            shared = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600)
-        except posix_ipc.ExistentialError:
-            raise RegionError(
-                f"shared memory {name} exists already: another appliance uses it. If none does, "
-                f"remove /dev/shm{name}"
-            ) from None
-        except posix_ipc.PermissionsError:
-            raise RegionError(
-                f"cannot create shared memory {name}: this user may not write to /dev/shm. Run "
-                "`tailrace doctor`"
-            ) from None
-        except OSError as error:
-            raise RegionError(f"cannot create shared memory {name}: {error.strerror}") from None
-        try:
-            os.posix_fallocate(shared.fd, 0, size)
-            memory = mmap.mmap(shared.fd, size)
-        except OSError as error:
-            posix_ipc.unlink_shared_memory(name)
-            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
-                raise RegionError(
-                    f"/dev/shm has no room for {size >> 20} MiB of {name.rsplit('-', 1)[-1]}: "
-                    "enlarge it (mount -o remount,size=... /dev/shm) "
-                    "or lower ring_bytes and lane_bytes"
-                ) from None
-            raise RegionError(
-                f"cannot create shared memory {name} of {size >> 20} MiB: {error.strerror}"
-            ) from None
-        finally:
-            os.close(shared.fd)
+        memory = _created(name, size)
         header = RegionHeader(kind, boot_id(), instance, generation, size, first, second, directory)
         region = cls(name, memory, header)
         REGION_HEADER.pack_into(
@@ -229,3 +200,37 @@ def owner_of(name: str) -> bytes | None:
     finally:
         os.close(fd)
     return bytes(16) if len(head) < REGION_HEADER.size else bytes(REGION_HEADER.unpack(head)[4])
+
+
+def _created(name: str, size: int) -> mmap.mmap:
+    """Shared memory of zeroes under a new name. Raises RegionError."""
+    try:
+        shared = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600)
+    except posix_ipc.ExistentialError:
+        raise RegionError(
+            f"shared memory {name} exists already: another appliance uses it. If none does, "
+            f"remove /dev/shm{name}"
+        ) from None
+    except posix_ipc.PermissionsError:
+        raise RegionError(
+            f"cannot create shared memory {name}: this user may not write to /dev/shm. Run "
+            "`tailrace doctor`"
+        ) from None
+    except OSError as error:
+        raise RegionError(f"cannot create shared memory {name}: {error.strerror}") from None
+    try:
+        os.posix_fallocate(shared.fd, 0, size)
+        return mmap.mmap(shared.fd, size)
+    except OSError as error:
+        posix_ipc.unlink_shared_memory(name)
+        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            raise RegionError(
+                f"/dev/shm has no room for {size >> 20} MiB of {name.rsplit('-', 1)[-1]}: "
+                "enlarge it (mount -o remount,size=... /dev/shm) "
+                "or lower ring_bytes and lane_bytes"
+            ) from None
+        raise RegionError(
+            f"cannot create shared memory {name} of {size >> 20} MiB: {error.strerror}"
+        ) from None
+    finally:
+        os.close(shared.fd)
