@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -345,15 +345,7 @@ def parse(name: str, value: Any) -> Any:
     """
     setting = TOPIC_SETTINGS.get(name)
     if setting is None:
-        if name in LATER:
-            raise InvalidSettingError(
-                f"topic setting {name} is not supported by this version: {LATER[name]}"
-            )
-        import difflib  # only needed for a wrong name
-
-        near = difflib.get_close_matches(name[:SHOWN_MAX], TOPIC_SETTINGS, 1, 0.5)
-        hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(TOPIC_SETTINGS)}"
-        raise InvalidSettingError(f"unknown topic setting {shown(name)}{hint}")
+        raise _unknown(name)
     if setting.kind is int:
         number = whole_number(name, value)
         if number is None or not setting.minimum <= number <= setting.maximum:
@@ -364,41 +356,70 @@ def parse(name: str, value: Any) -> Any:
         return number
     if setting.kind is float:
         return _fraction(name, value)
+    if name in _OF_ONE_SETTING:
+        return _OF_ONE_SETTING[name](name, value)
     if name == "cleanup.policy" and isinstance(value, (str, list)):
         parts = value.split(",") if isinstance(value, str) else value
         value = ",".join(sorted({str(part).strip() for part in parts}))
-    if name == "key.column":
-        if not isinstance(value, str) or len(value) > KEY_COLUMN_MAX:
-            raise InvalidSettingError(
-                f"topic setting {name} is {shown(value)}; it takes the name of a column, or empty"
-            )
-        return value
     if setting.kind is bool and (isinstance(value, bool) or value in setting.allowed):
         return value in (True, "true")
     if name == "delay.levels" and isinstance(value, str):
         parse_levels(value)
         return " ".join(value.replace(",", " ").split())
-    if name == "dead.letter.topic":
-        if not isinstance(value, str):
-            raise InvalidSettingError(
-                f"topic setting {name} is {shown(value)}; it takes the name of a topic, or empty"
-            )
-        try:
-            return check_topic_name(value) if value else ""
-        except InvalidTopicNameError as error:
-            raise InvalidSettingError(f"topic setting {name}: {error.detail}") from None
-    if name == "derived.from":
-        if not isinstance(value, str) or (value and not _TOPIC_ID.fullmatch(value)):
-            raise InvalidSettingError(
-                f"topic setting {name} is {shown(value)}; it takes the id of a topic, 32 "
-                "hexadecimal digits, or empty text"
-            )
-        return value
     if value not in setting.allowed:
         raise InvalidSettingError(
             f"topic setting {name} is {shown(value)}; allowed are {', '.join(setting.allowed)}"
         )
     return value
+
+
+def _unknown(name: str) -> InvalidSettingError:
+    """The error of a setting that this version does not have."""
+    if name in LATER:
+        return InvalidSettingError(
+            f"topic setting {name} is not supported by this version: {LATER[name]}"
+        )
+    import difflib  # only needed for a wrong name
+
+    near = difflib.get_close_matches(name[:SHOWN_MAX], TOPIC_SETTINGS, 1, 0.5)
+    hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(TOPIC_SETTINGS)}"
+    return InvalidSettingError(f"unknown topic setting {shown(name)}{hint}")
+
+
+def _column(name: str, value: Any) -> str:
+    if not isinstance(value, str) or len(value) > KEY_COLUMN_MAX:
+        raise InvalidSettingError(
+            f"topic setting {name} is {shown(value)}; it takes the name of a column, or empty"
+        )
+    return value
+
+
+def _topic(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidSettingError(
+            f"topic setting {name} is {shown(value)}; it takes the name of a topic, or empty"
+        )
+    try:
+        return check_topic_name(value) if value else ""
+    except InvalidTopicNameError as error:
+        raise InvalidSettingError(f"topic setting {name}: {error.detail}") from None
+
+
+def _topic_id(name: str, value: Any) -> str:
+    if not isinstance(value, str) or (value and not _TOPIC_ID.fullmatch(value)):
+        raise InvalidSettingError(
+            f"topic setting {name} is {shown(value)}; it takes the id of a topic, 32 "
+            "hexadecimal digits, or empty text"
+        )
+    return value
+
+
+_OF_ONE_SETTING: dict[str, Callable[[str, Any], str]] = {
+    "key.column": _column,
+    "dead.letter.topic": _topic,
+    "derived.from": _topic_id,
+}
+"""Settings whose text has a form of its own."""
 
 
 def _fraction(name: str, value: Any) -> float:
