@@ -29,7 +29,7 @@ from appliance.cli.main import tailrace
 from appliance.config.files.default_file import in_toml
 from appliance.config.setting_definition import Definition
 from appliance.config.settings import definitions
-from appliance.config.topic_config import LATER, TOPIC_SETTINGS
+from appliance.config.topic_settings import LATER, TOPIC_SETTINGS
 from netfront.kafka.apis.table import APIS
 from netfront.kafka.wire import codec
 from tailrace import Admin, NewTopic, Producer, embedded

@@ -630,9 +630,7 @@ def value_of(settings: Settings, definition: Definition) -> Any:
 
 
 def _topic_default(name: str) -> Definition:
-    from appliance.config.topic_config import (
-        TOPIC_SETTINGS,
-    )  # the supervisor has no other use of it
+    from appliance.config.topic_settings import TOPIC_SETTINGS  # most processes do not need it
 
     row = TOPIC_SETTINGS[name]
     return Definition(

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from appliance.config import topic_config as topic_settings
+from appliance.config import topic_config
 from appliance.config.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
 from shm.memory.layout import Role
 from tailrace.admin.admin import Admin
@@ -115,7 +115,7 @@ class Schedule:
             later = catalog.create_topic(
                 LATER, min(2, plan.partitions), given, DEFAULT_SCHEMA_MESSAGE, False, TIME_US
             )
-            own = {**topic_settings.delay_log_settings(given), "segment.bytes": 4000}
+            own = {**topic_config.delay_log_settings(given), "segment.bytes": 4000}
             catalog.create_topic(
                 delay_log_name(LATER),
                 len(later.partitions),

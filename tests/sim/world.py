@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from appliance.catalog.catalog import Catalog
-from appliance.config.topic_config import TOPIC_SETTINGS
+from appliance.config.topic_settings import TOPIC_SETTINGS
 from appliance.control import controller as controller
 from appliance.groups.agent import agent as groups_agent
 from appliance.supervise.memory.memory_plan import (

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 import zmq
 
-from appliance.config import topic_config as topic_settings
+from appliance.config import topic_config
 from tailrace import Admin, Consumer, Producer, TopicPartition, kernel
 from tailrace.batch import arrow_codec as arrow_batch
 from tailrace.core.errors import (
@@ -43,7 +43,7 @@ from tailrace.scanning.planner import PartitionRange, ScanPlan
 from tests.kit.batches import SEED, TOPIC_ID, make_batch, reseal, stamped
 
 GIB = 1 << 30
-SETTINGS = topic_settings.complete({}, ring_bytes=1 << 26, lane_bytes=1 << 22)
+SETTINGS = topic_config.complete({}, ring_bytes=1 << 26, lane_bytes=1 << 22)
 KEY = TopicPartition("t", 0)
 
 Answer = Callable[[int, list[bytes]], list[bytes] | None]

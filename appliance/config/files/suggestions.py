@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable
 
 from appliance.config.settings import TOPIC_DEFAULTS, TOPIC_PREFIX
-from appliance.config.topic_config import TOPIC_SETTINGS
+from appliance.config.topic_settings import TOPIC_SETTINGS
 
 KAFKA_NAMES = {
     "listeners": "listen", "advertised.listeners": "listen", "log.dirs": "data_dirs",

@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 
 from appliance.catalog.catalog import PartitionRow, Topic
-from appliance.config import topic_config
+from appliance.config.topic_settings import COMPACT, TOPIC_SETTINGS
 from appliance.control.request_fields import is_whole, shown_name
 from shm.memory.layout import SlotState
 from shm.tables.partition_table import CLEANING_NAMES, CleaningState, PartitionState
@@ -53,9 +53,9 @@ class CompactionRequests:
         InvalidSettingError for a topic that is not compacted, InvalidRequestError.
         """
         topic = self._existing(request)
-        default = topic_config.TOPIC_SETTINGS["cleanup.policy"].default
+        default = TOPIC_SETTINGS["cleanup.policy"].default
         settings = {"cleanup.policy": default, **self._topic_defaults, **topic.given}
-        if topic_config.COMPACT not in settings["cleanup.policy"]:
+        if COMPACT not in settings["cleanup.policy"]:
             raise InvalidSettingError(
                 f"topic {shown_name(topic.name)!r} is not compacted; set cleanup.policy=compact "
                 "first (tailrace topic alter)"

@@ -7,6 +7,7 @@ from typing import Any
 
 from appliance.catalog.catalog import Topic
 from appliance.config import topic_config
+from appliance.config.topic_settings import TOPIC_SETTINGS
 from appliance.control.topics.schema_validation import check_key_column
 from tailrace.core.errors import InvalidSettingError
 
@@ -44,7 +45,7 @@ class SettingsValidation:
             return self.parsed(given), set()
         unset = {name for name, value in given.items() if value is None}
         for name in unset:
-            if name not in topic_config.TOPIC_SETTINGS:
+            if name not in TOPIC_SETTINGS:
                 topic_config.parse(name, None)  # raises, and names the nearest one
             if name in _UNALTERABLE and name in topic.given:
                 raise InvalidSettingError(f"{name} can be set once, and not unset")
@@ -52,7 +53,7 @@ class SettingsValidation:
 
     def in_force(self, given: dict[str, Any]) -> dict[str, Any]:
         """All settings of a topic that gives these."""
-        defaults = {name: each.default for name, each in topic_config.TOPIC_SETTINGS.items()}
+        defaults = {name: each.default for name, each in TOPIC_SETTINGS.items()}
         return {**defaults, **self._topic_defaults, **given}
 
     def check_compaction(

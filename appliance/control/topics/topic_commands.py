@@ -18,6 +18,7 @@ from typing import Any
 from appliance.catalog.catalog import Catalog, PartitionRow, Topic, delay_log_of
 from appliance.config import topic_config
 from appliance.config.default_schema import DEFAULT_SCHEMA_MESSAGE
+from appliance.config.topic_settings import COMPACT
 from appliance.control.placement.dedicated_workers import DedicatedWorkers
 from appliance.control.request_fields import is_whole, shown_name
 from appliance.control.topics.bin import TopicBin
@@ -287,7 +288,7 @@ class TopicCommands:
         schema = topic.schema if altered is None else altered
         altered_log = altered_delay_schema(topic, delay_log, item, schema)
         settings = self._settings.check_compaction(given, schema, typed=topic.typed)
-        is_compacted = topic_config.COMPACT in settings["cleanup.policy"]
+        is_compacted = COMPACT in settings["cleanup.policy"]
         if is_compacted and topic.typed:
             check_key_of_all_versions(topic, settings["key.column"])
         partitions = self._altered_partitions(topic, item.get("partitions"))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from appliance.config.topic_config import TOPIC_SETTINGS
+from appliance.config.topic_settings import TOPIC_SETTINGS
 from appliance.migrate.clusters.kafka_client import TopicDescription
 from appliance.migrate.errors import InterruptedSessionError, MigrationError
 from appliance.migrate.rows import Rows, size_of

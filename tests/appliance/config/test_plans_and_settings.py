@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from appliance.config import topic_config as topic_settings
+from appliance.config import topic_config, topic_settings
 from appliance.config.core_plan import BUSY_POLL_AUTO_US, CorePlan, plan_busy_poll, plan_cores
 from appliance.config.relations import checked_plan
 from appliance.config.settings import Settings, definitions
@@ -185,12 +185,12 @@ def test_every_setting_is_documented() -> None:
 )
 def test_topic_names_that_could_leave_the_data_directory_are_refused(name: Any) -> None:
     with pytest.raises(InvalidTopicNameError):
-        topic_settings.check_topic_name(name)
+        topic_config.check_topic_name(name)
 
 
 def test_topic_names_that_are_allowed() -> None:
     for name in ("a", "A.b_c-9", "x" * 249, "..."):
-        topic_settings.check_topic_name(name)
+        topic_config.check_topic_name(name)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_wrong_topic_settings_are_refused_with_what_to_do(
     given: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(InvalidSettingError, match=sentence):
-        topic_settings.complete(given, ring_bytes=64 << 20, lane_bytes=4 << 20)
+        topic_config.complete(given, ring_bytes=64 << 20, lane_bytes=4 << 20)
 
 
 def test_the_memory_plan_has_a_lane_for_every_pair_that_talks() -> None:

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from appliance.config import topic_config as topic_settings
+from appliance.config import topic_config
 from shm.memory.layout import (
     SOURCE_CONTROLLER,
     SOURCE_SCHEDULER,
@@ -57,7 +57,7 @@ def assignment(
     version: int = 1,
     **settings: Any,
 ) -> Assignment:
-    complete = topic_settings.complete(
+    complete = topic_config.complete(
         {k.replace("_", "."): v for k, v in settings.items()},
         ring_bytes=1 << 26,
         lane_bytes=1 << 22,
