@@ -161,8 +161,8 @@ class AsyncConsumer(AsyncClient, RenamedMethods):
             self._beats = HeartbeatLoopConnection(
                 kind, group.beats, self._loop_connection.wake_watchers
             )
-            group.caller = asyncio.current_task
-            group.on_change = self._loop_connection.wake_watchers
+            group.step_lock.caller = asyncio.current_task
+            group.step_lock.on_release = self._loop_connection.wake_watchers
             group.wakeup = self._beats.beat
 
     async def start(self) -> None:

@@ -460,7 +460,7 @@ class Consumer(GroupApi, OffsetQueries, FromContext, RenamedMethods):
         step of the group, has called.
         """
         is_busy = self._poll_loop.active_count or (
-            self._group is not None and self._group.is_in_step
+            self._group is not None and self._group.step_lock.is_locked
         )
         if is_busy and self._depth(
             self._taking_steps | {Consumer._have_records.__code__}, sys._getframe(2)

@@ -3,8 +3,8 @@ rebalances and commits.
 
 Everything here runs inside the caller's `poll`, `commit`, `unsubscribe` or `close`, as steps
 (`tailrace.client.connections.steps`) for a thread or an event loop. Heartbeats are made elsewhere
-(`tailrace.group.heartbeat`). If several tasks use a consumer, one at a time makes the steps of a
-rebalance (`tailrace.group.reconciliation`).
+(`tailrace.group.heartbeat`). If several tasks use a consumer, one at a time (`StepLock`) makes the
+steps of a rebalance (`tailrace.group.reconciliation`).
 
 Owner: one Consumer, one thread or event loop.
 
@@ -51,6 +51,7 @@ from tailrace.group.positions import PositionTracker
 from tailrace.group.rebalance_listener import RebalanceCallbacks
 from tailrace.group.reconciliation import Reconciler
 from tailrace.group.retry_partitions import read_as_retries, retries_of
+from tailrace.group.step_lock import StepLock
 from tailrace.group.subscription import Subscription, missing_topics
 from tailrace.protocol.frame import Api
 
@@ -78,8 +79,7 @@ class ConsumerCoordinator:
         info: Callable[[str, str, int], Steps[TopicInfo]],
         all_topics: Callable[[], Steps[list[str]]],
     ) -> None:
-        """`is_nested` is True if the running operation was called by code of another one (a
-        listener or a callback).
+        """`is_nested`: see `StepLock`.
 
         `info` looks up a topic by name and id with at least this many partitions; it raises
         UnknownTopicError. `all_topics` lists all names.
@@ -144,17 +144,9 @@ class ConsumerCoordinator:
             self.position_tracker,
             lambda: self.wakeup(),
         )
-        self._is_nested = is_nested
-        self._stepper: object = None
-        """The caller that makes the steps of a rebalance, or was interrupted in one. A listener
-        that it calls is the same caller.
-        """
+        self.step_lock = StepLock(is_nested, self._now_ns)
         self._waiting_count = 0
         """The number of callers in a poll."""
-        self.caller: Callable[[], object] = _the_thread
-        """Identifies the caller. A consumer in an event loop is used by several tasks."""
-        self.on_change: Callable[[], None] = _nothing
-        """Called when waiting callers are to check their conditions."""
         self.wakeup: Callable[[], None] = (
             self._thread.wakeup if runtime.has_threads else _step_of(self.beats)
         )
@@ -213,12 +205,12 @@ class ConsumerCoordinator:
         """Give up all partitions and leave the group. Raises what a listener raises, after that."""
         if self._subscription is None:
             return
-        is_nested = yield from self._begin_step()
+        is_nested = yield from self.step_lock.acquire()
         try:
-            yield from self._reconciler.give_up(self._is_nested)
+            yield from self._reconciler.give_up(self.step_lock.is_nested)
         finally:
             self.leave()
-            self._end_step(is_nested=is_nested)
+            self.step_lock.release(is_nested=is_nested)
 
     def leave(self) -> None:
         """Leave the group. The partitions must be given up before."""
@@ -240,11 +232,6 @@ class ConsumerCoordinator:
         )
 
     # ---- poll ------------------------------------------------------------------------------------
-
-    @property
-    def is_in_step(self) -> bool:
-        """True while a caller makes a step of a rebalance, or was interrupted in one."""
-        return self._stepper is not None
 
     def begin_poll(self) -> None:
         """A caller asks for records: the records delivered before are processed."""
@@ -295,12 +282,12 @@ class ConsumerCoordinator:
         if not self._has_thread:
             self.wakeup()
         if self._reconciler.is_due(self._now_ns()):
-            is_nested = yield from self._begin_step()
+            is_nested = yield from self.step_lock.acquire()
             try:
                 if not is_nested and self._reconciler.is_due(self._now_ns()):
                     yield from self._reconciler.reconcile(self._refresh_subscription)
             finally:
-                self._end_step(is_nested=is_nested)
+                self.step_lock.release(is_nested=is_nested)
         now_ns = self._now_ns()
         if self._lookup:
             self._lookup.poll(now_ns)
@@ -308,23 +295,6 @@ class ConsumerCoordinator:
                 error, self._lookup.error = self._lookup.error, None
                 raise error
         self.position_tracker.step(now_ns)
-
-    def _begin_step(self) -> Steps[bool]:
-        """Wait until no other caller makes steps. Returns True if this caller makes steps already,
-        and a listener of it calls.
-        """
-        me = self.caller()
-        if self._stepper is me and self._is_nested():
-            return True
-        while self._stepper is not None and self._stepper is not me:
-            yield Wait(self._now_ns() + POLL_STEP_NS)
-        self._stepper = me
-        return False
-
-    def _end_step(self, *, is_nested: bool) -> None:
-        if not is_nested:
-            self._stepper = None
-            self.on_change()
 
     def poll(self, deadline_ns: int | None, is_filled: Callable[[], bool]) -> Steps[bool]:
         """Wait until a record can be delivered, or until `deadline_ns`. `is_filled` is True if
@@ -487,15 +457,6 @@ class ConsumerCoordinator:
                 yield Wait(min(wait_ns, self.beats.next_ns()))
                 self.wakeup()
             self._connection.process()
-
-
-def _the_thread() -> object:
-    """Identify the caller where there is only one."""
-    return Phase
-
-
-def _nothing() -> None:
-    pass
 
 
 def _step_of(beats: HeartbeatManager) -> Callable[[], None]:
