@@ -29,9 +29,10 @@ from tailrace.core.errors import InvalidSettingError, NotSupportedError
 from tailrace.scanning.latest.latest_offsets import LatestOffsets, find_latest
 from tailrace.scanning.latest.latest_rows import latest_rows
 from tailrace.scanning.options import Bounds, build_settings
-from tailrace.scanning.planner import ScanPlan, plan
+from tailrace.scanning.planner import plan
 from tailrace.scanning.reader import read
 from tailrace.scanning.retention_lease import Lease, acquire
+from tailrace.scanning.scan_plan import ScanPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

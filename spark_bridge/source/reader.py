@@ -24,9 +24,9 @@ from tailrace.core.errors import CorruptBatchError, OffsetOutOfRangeError, Unkno
 from tailrace.core.log import logger
 from tailrace.scanning.columns import Origin, with_origin
 from tailrace.scanning.latest.latest_rows import latest_rows
-from tailrace.scanning.planner import PartitionRange, ScanPlan
 from tailrace.scanning.reader import read
 from tailrace.scanning.retention_lease import Lease
+from tailrace.scanning.scan_plan import PartitionRange, ScanPlan
 
 __all__ = ["kafka_schema", "read_task"]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tailrace.scanning.planner import PartitionRange, ScanPlan
+from tailrace.scanning.scan_plan import PartitionRange, ScanPlan
 
 ROWS_MIN = 50_000
 """Fewest offsets of a task: a wave of Python tasks costs 26 ms, in which a core reads more than

@@ -21,7 +21,7 @@ from spark_bridge.stream.topic_view import LogExtent, View
 from tailrace.core.errors import OffsetOutOfRangeError, TailraceError, UnknownTopicError
 from tailrace.core.log import logger
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.scanning.planner import PartitionRange
+from tailrace.scanning.scan_plan import PartitionRange
 
 
 class Losses:

@@ -58,7 +58,8 @@ from tailrace.core.errors import (
 from tailrace.core.log import logger
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.scanning.columns import LOG_COLUMNS, arrow_schema, own_columns
-from tailrace.scanning.planner import PartitionRange, plan_of
+from tailrace.scanning.planner import plan_of
+from tailrace.scanning.scan_plan import PartitionRange
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import InputPartition
 
 from spark_bridge.source.planner import ReadTask
 from spark_bridge.source.reader import read_task
-from tailrace.scanning.planner import PartitionRange
+from tailrace.scanning.scan_plan import PartitionRange
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -45,9 +45,9 @@ from tailrace.export.settings import ExportSettings, build_settings
 from tailrace.export.source import CLIENT_ID, Survey, TopicSource
 from tailrace.scanning.columns import KAFKA_COLUMNS, Origin, with_origin
 from tailrace.scanning.options import ScanSettings
-from tailrace.scanning.planner import PartitionRange, ScanPlan
 from tailrace.scanning.reader import read
 from tailrace.scanning.retention_lease import Lease
+from tailrace.scanning.scan_plan import PartitionRange, ScanPlan
 
 POLL_INTERVAL_S = 0.5
 """Interval at which a continuous export looks for new records."""

@@ -16,16 +16,11 @@ from tailrace.admin.admin import Admin
 from tailrace.client.topics.list_offsets import ready_offsets
 from tailrace.core.errors import NotReachableError, RequestTimeoutError, UnknownTopicIdError
 from tailrace.core.topic_partition import TopicPartition
+from tailrace.scanning.data_dirs import directory_of, own_directories
 from tailrace.scanning.local_source import LocalSource, read_partition_file
 from tailrace.scanning.options import Bounds, ScanSettings
-from tailrace.scanning.planner import (
-    PartitionRange,
-    ScanPlan,
-    _directory_of,
-    _topic_info,
-    own_directories,
-    plan,
-)
+from tailrace.scanning.planner import plan, topic_info
+from tailrace.scanning.scan_plan import ScanPlan
 
 CLIENT_ID = "tailrace-export"
 FOLLOW_TIMEOUT_MS, FOLLOW_CONNECT_MS = 5_000, 2_000
@@ -97,7 +92,7 @@ class TopicSource:
                 connect_timeout_ms=self._connect_ms,
             )
         admin = self._admin
-        info = _topic_info(admin, self.topic)
+        info = topic_info(admin, self.topic)
         self._connect_ms = self._connect_ms if self._has_short_timeouts else None
         keys = [TopicPartition(self.topic, number) for number in range(len(info.partitions))]
         found = {
@@ -107,9 +102,7 @@ class TopicSource:
         sealed: dict[int, int] = {}
         directories = own_directories(admin) if with_sealed else []
         for number, item in found.items():
-            where = _directory_of(
-                PartitionRange(self.topic, info.topic_id, number, 0, 0), directories
-            )
+            where = directory_of(self.topic, number, info.topic_id, directories)
             known = read_partition_file(where) if where else None
             if known is not None:
                 bases = LocalSource(where, known, headers_only=True, schema=info.schema).bases()

@@ -1,4 +1,5 @@
-"""Partitions in a local data directory: where they are, whether it is in use, and the log's end.
+"""Partitions in a local data directory: where they are, whether it is in use, whose it is, and the
+log's end.
 
 The log of a stopped appliance ends where the next start would end it in these files: at the end of
 its intact batches. Damage below an offset that was durable is damage, the rest is a torn tail.
@@ -17,7 +18,9 @@ import fcntl
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from tailrace.core.errors import (
     CorruptBatchError,
@@ -40,6 +43,9 @@ from tailrace.format.segments.segment import (
 from tailrace.format.segments.transaction_index import AbortedTransaction
 from tailrace.scanning.local_source import LocalSource, read_partition_file
 from tailrace.scanning.transactions import decided, has_transactions
+
+if TYPE_CHECKING:
+    from tailrace.admin.admin import Admin
 
 CHECKPOINTS = ("checkpoint.0", "checkpoint.1")
 _PARTITION_NAME = re.compile(r"(.+)-(0|[1-9][0-9]*)")
@@ -186,6 +192,51 @@ def same_directory(path: str, instance: str | None) -> bool:
 
 
 # ---- a stopped appliance's log -------------------------------------------------------------------
+
+
+def own_directories(admin: Admin) -> list[str]:
+    """The appliance's own data directories that are on this host."""
+    described = admin.describe_cluster()
+    paths = [row["path"] for row in described["data_dirs"]]
+    return [
+        path
+        for n, path in enumerate(paths)
+        if same_directory(path, described["cluster_id"] if n == 0 else None)
+    ]
+
+
+def directory_of(topic: str, partition: int, topic_id: bytes, data_dirs: list[str]) -> str:
+    """The directory of a partition that opens here; empty: there is none."""
+    paths = [f"{data_dir}/{topic}-{partition}" for data_dir in data_dirs]
+    found = [path for path in paths if opens_here(path, topic_id)]
+    if len(found) < 2:
+        return found[0] if found else ""
+    return max(found, key=_version_in)  # it has moved, and its former files are still there
+
+
+def _version_in(directory: str) -> int:
+    """The version of the topic that a partition's directory was opened with."""
+    known = read_partition_file(directory)
+    return known.decision.version if known is not None and known.decision is not None else 0
+
+
+def opens_here(directory: str, topic_id: bytes) -> bool:
+    """True if a partition's directory is the topic's, and this process can open its segments."""
+    known = read_partition_file(directory)
+    if known is None or known.topic_id != topic_id:
+        return False
+    try:
+        bases = LocalSource(directory, known, headers_only=True, schema=pa.schema([])).bases()
+        return all(os.access(path, os.R_OK) for path in bases.values())
+    except OSError:
+        return False
+
+
+def is_own(directory: str, topic_id: bytes) -> bool:
+    """True if a directory from a plan is the appliance's own here, not a copy under the same
+    path.
+    """
+    return same_directory(os.path.dirname(directory), None) and opens_here(directory, topic_id)
 
 
 def decided_end(files: LocalSource) -> tuple[int, tuple[AbortedTransaction, ...]]:

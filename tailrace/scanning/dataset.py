@@ -21,9 +21,10 @@ from tailrace.scanning.columns import Column, arrow_schema
 from tailrace.scanning.latest.latest_offsets import LatestOffsets, check_key, find_latest
 from tailrace.scanning.latest.latest_rows import latest_rows
 from tailrace.scanning.options import Bounds, build_settings
-from tailrace.scanning.planner import ScanPlan, plan
+from tailrace.scanning.planner import plan
 from tailrace.scanning.reader import read
 from tailrace.scanning.retention_lease import Lease
+from tailrace.scanning.scan_plan import ScanPlan
 
 
 class TopicDataset(ds.Dataset):  # type: ignore[misc]

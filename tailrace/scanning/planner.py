@@ -1,6 +1,5 @@
-"""Scan plans: the offsets, partitions and places that a scan reads.
-
-A plan can be pickled and split, so that tasks elsewhere read parts of it.
+"""Scan planner: makes the plan of a scan (`tailrace.scanning.scan_plan`). It asks an appliance, or
+reads the directories of one that is stopped.
 
 Invariants:
 - A plan's ranges are fixed when it is made, up to the settled end at that time. Every reader of it
@@ -15,7 +14,7 @@ import difflib
 import os
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -34,97 +33,19 @@ from tailrace.core.errors import (
 )
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.format.schema import from_message, to_message
-from tailrace.format.segments.transaction_index import AbortedTransaction
 from tailrace.scanning import data_dirs as directories
 from tailrace.scanning import retention_lease
 from tailrace.scanning.batch_decoder import time_in
-from tailrace.scanning.columns import Column, arrow_schema, chosen_columns
-from tailrace.scanning.local_source import LocalSource, read_partition_file
+from tailrace.scanning.columns import chosen_columns
+from tailrace.scanning.local_source import LocalSource
 from tailrace.scanning.options import AtTime, Bounds, ScanSettings, resolve
+from tailrace.scanning.scan_plan import PartitionRange, ScanPlan
 
 if TYPE_CHECKING:
-    from tailrace.format.evolution.schema_history import SchemaHistory
+    pass
 
 LEASE_ATTEMPTS = 3
 GUESS_TIMEOUT_MS = 3_000
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionRange:
-    """Offsets `start` to `end - 1` of one partition."""
-
-    topic: str
-    topic_id: bytes
-    partition: int
-    start: int
-    end: int
-    directory: str = ""
-    """The directory of its files on the host that made the plan; empty: only over ZeroMQ."""
-    aborted: tuple[AbortedTransaction, ...] | None = None
-    """The aborted transactions of a stopped appliance's log; None: the transaction indexes name
-    them.
-    """
-
-    @property
-    def key(self) -> TopicPartition:
-        """The partition."""
-        return TopicPartition(self.topic, self.partition)
-
-
-@dataclass(frozen=True, slots=True)
-class ScanPlan:
-    """The input of a reader."""
-
-    bootstrap: str
-    """The appliance's address; empty: none runs, and the directories are read directly."""
-    topic: str
-    typed: bool
-    schema_message: bytes
-    """The version of the topic's schema that rows are returned in."""
-    columns: tuple[Column, ...]
-    ranges: tuple[PartitionRange, ...]
-    settings: ScanSettings = field(default_factory=ScanSettings)
-    lease: str = ""
-    """The lease's name; empty: there is none."""
-    schema_id: int = -1
-    versions: tuple[tuple[int, bytes], ...] = ()
-    """Schema id and message of each version of a typed topic's schema, oldest first. Empty: the
-    topic has one.
-    """
-
-    @property
-    def history(self) -> SchemaHistory | None:
-        """The versions, by which rows are converted. None: the topic is not typed."""
-        if not self.typed:
-            return None
-        from tailrace.format.evolution.schema_history import SchemaHistory
-
-        versions = self.versions or ((self.schema_id, self.schema_message),)
-        return SchemaHistory(versions, self.schema_id)
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The schema of the scan's batches."""
-        return arrow_schema(self.columns)
-
-    @property
-    def topic_schema(self) -> pa.Schema:
-        """The schema of the topic's batches."""
-        return from_message(self.schema_message)
-
-    @property
-    def topic_ids(self) -> dict[str, bytes]:
-        """The topics that are read, by name."""
-        return {r.topic: r.topic_id for r in self.ranges}
-
-    def split(self, offsets_max: int) -> list[ScanPlan]:
-        """Split into plans of at most `offsets_max` offsets each, in order."""
-        pieces = [
-            replace(r, start=start, end=min(start + offsets_max, r.end))
-            for r in self.ranges
-            for start in range(r.start, r.end, offsets_max)
-        ]
-        return [replace(self, ranges=(piece,)) for piece in pieces]
 
 
 def plan(
@@ -210,12 +131,14 @@ def _of_appliance(
         )
         with admin:
             data_dirs = (
-                own_directories(admin) if settings.from_files is not False or in_directory else []
+                directories.own_directories(admin)
+                if settings.from_files is not False or in_directory
+                else []
             )
             if in_directory and in_directory not in data_dirs:
                 raise _another_appliance(in_directory, bootstrap)
             data_dirs = [] if settings.from_files is False else data_dirs
-            info = _topic_info(admin, topic)
+            info = topic_info(admin, topic)
             for attempt in range(LEASE_ATTEMPTS):
                 ranges = _ranges(admin, info, start, end, settings)
                 name = f"scan-{uuid.uuid4().hex}" if with_lease and ranges else ""
@@ -258,7 +181,10 @@ def plan_of(
 
     Raises InvalidSettingError, StorageError, UnsupportedBatchError if there is no such version.
     """
-    found = tuple(replace(r, directory=_directory_of(r, data_dirs)) for r in ranges)
+    found = tuple(
+        replace(r, directory=directories.directory_of(r.topic, r.partition, r.topic_id, data_dirs))
+        for r in ranges
+    )
     settings = with_key_of_topic(settings, info.settings)
     if settings.from_files and (elsewhere := [r for r in found if not r.directory]):
         where = f"{info.name}-{elsewhere[0].partition}"
@@ -292,7 +218,7 @@ def with_key_of_topic(settings: ScanSettings, configs: Mapping[str, Any]) -> Sca
     return replace(settings, key_column=column)
 
 
-def _topic_info(admin: Admin, topic: str) -> TopicInfo:
+def topic_info(admin: Admin, topic: str) -> TopicInfo:
     try:
         return admin.topic_info([topic])[topic]
     except UnknownTopicError:
@@ -306,52 +232,6 @@ def _topic_info(admin: Admin, topic: str) -> TopicInfo:
         else "the appliance has no topics"
     )
     raise UnknownTopicError(f"there is no topic {topic!r}; {hint}")
-
-
-def own_directories(admin: Admin) -> list[str]:
-    """The appliance's own data directories that are on this host."""
-    described = admin.describe_cluster()
-    paths = [row["path"] for row in described["data_dirs"]]
-    return [
-        path
-        for n, path in enumerate(paths)
-        if directories.same_directory(path, described["cluster_id"] if n == 0 else None)
-    ]
-
-
-def _directory_of(r: PartitionRange, data_dirs: list[str]) -> str:
-    paths = [f"{data_dir}/{r.topic}-{r.partition}" for data_dir in data_dirs]
-    found = [path for path in paths if opens_here(path, r.topic_id)]
-    if len(found) < 2:
-        return found[0] if found else ""
-    return max(found, key=_version_in)  # it has moved, and its former files are still there
-
-
-def _version_in(directory: str) -> int:
-    """The version of the topic that a partition's directory was opened with."""
-    known = read_partition_file(directory)
-    return known.decision.version if known is not None and known.decision is not None else 0
-
-
-def opens_here(directory: str, topic_id: bytes) -> bool:
-    """True if a partition's directory is the topic's, and this process can open its segments."""
-    known = read_partition_file(directory)
-    if known is None or known.topic_id != topic_id:
-        return False
-    try:
-        bases = LocalSource(directory, known, headers_only=True, schema=pa.schema([])).bases()
-        return all(os.access(path, os.R_OK) for path in bases.values())
-    except OSError:
-        return False
-
-
-def is_own(directory: str, topic_id: bytes) -> bool:
-    """True if a directory from a plan is the appliance's own here,
-    not a copy under the same path.
-    """
-    return directories.same_directory(os.path.dirname(directory), None) and opens_here(
-        directory, topic_id
-    )
 
 
 def _ranges(

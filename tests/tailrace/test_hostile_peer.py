@@ -39,7 +39,7 @@ from tailrace.protocol.fetch_messages import FetchedEntry
 from tailrace.protocol.frame import API_VERSIONS, Api, decode_request_header, encode_response
 from tailrace.scanning import reader
 from tailrace.scanning.columns import chosen_columns
-from tailrace.scanning.planner import PartitionRange, ScanPlan
+from tailrace.scanning.scan_plan import PartitionRange, ScanPlan
 from tests.kit.batches import SEED, TOPIC_ID, make_batch, reseal, stamped
 
 GIB = 1 << 30

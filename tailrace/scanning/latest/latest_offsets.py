@@ -29,7 +29,7 @@ from tailrace.core.topic_partition import TopicPartition
 from tailrace.kernel import KeyNumbers
 from tailrace.scanning.columns import LOG_COLUMNS, Column, Origin
 from tailrace.scanning.latest.key_column import TAGS_END, chosen_key, number_keys
-from tailrace.scanning.planner import PartitionRange, ScanPlan
+from tailrace.scanning.scan_plan import PartitionRange, ScanPlan
 
 Read = Callable[[ScanPlan], Iterator[pa.RecordBatch]]
 """Reads the rows of a plan."""

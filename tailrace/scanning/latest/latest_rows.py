@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from tailrace.scanning.batch_decoder import BATCH_BYTES, BATCH_ROWS
 from tailrace.scanning.columns import KAFKA_COLUMNS, Column, Origin, with_origin
 from tailrace.scanning.latest.latest_offsets import LatestOffsets, Read, find_latest
-from tailrace.scanning.planner import ScanPlan
+from tailrace.scanning.scan_plan import ScanPlan
 
 _VALUE = next(column for column in KAFKA_COLUMNS if column.name == "value")
 

@@ -17,7 +17,7 @@ from spark_bridge.source.read_options import (
 from tailrace.client.config.settings import DEFAULT_BOOTSTRAP
 from tailrace.core.errors import InvalidSettingError
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.scanning.planner import PartitionRange
+from tailrace.scanning.scan_plan import PartitionRange
 
 ADDRESS = "tcp://10.0.0.7:7420"
 OTHER = "tcp://10.0.0.8:7420"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_bridge.source.tasks import divided
-from tailrace.scanning.planner import PartitionRange, ScanPlan
+from tailrace.scanning.scan_plan import PartitionRange, ScanPlan
 
 
 def plan_of(lengths: list[int]) -> ScanPlan:

@@ -24,7 +24,7 @@ from tailrace.core.errors import (
     UnknownTopicError,
 )
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.scanning.planner import PartitionRange
+from tailrace.scanning.scan_plan import PartitionRange
 
 ID, OTHER_ID = b"\1" * 16, b"\2" * 16
 KEYS = [TopicPartition("t", number) for number in range(4)]

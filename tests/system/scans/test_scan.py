@@ -33,8 +33,8 @@ from tailrace.embedded_appliance import EmbeddedAppliance, embedded, start_embed
 from tailrace.format.record_batch.batch_header import header_position
 from tailrace.format.record_batch.header_peek import frame_at
 from tailrace.format.schema import HEADER_TYPE
+from tailrace.scanning import data_dirs, reader
 from tailrace.scanning import local_source as segment_files
-from tailrace.scanning import planner, reader
 from tailrace.scanning.batch_decoder import BATCH_ROWS
 from tailrace.scanning.options import Bounds, build_settings
 from tailrace.scanning.planner import plan
@@ -283,7 +283,7 @@ def test_where_the_files_cannot_be_opened_the_appliance_is_asked(
 ) -> None:
     whole = both(filled, "plain")
     monkeypatch.setattr(
-        planner, "opens_here", lambda _directory, _topic_id: False
+        data_dirs, "opens_here", lambda _directory, _topic_id: False
     )  # another user's, as root cannot show
     asked: list[str] = []
 
