@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from appliance.migrate.errors import InterruptedSessionError, MigrationError, TakenOverError
-from appliance.migrate.groups import CopiedGroups, GroupSource, active_groups, copy_groups
+from appliance.migrate.groups import CopiedGroups, GroupSource, copy_groups
 from appliance.migrate.journal import Journal
 from appliance.migrate.plan import (
     Cluster,
@@ -27,6 +27,12 @@ from appliance.migrate.plan import (
     unmapped_partitions,
 )
 from appliance.migrate.session import Counts, Session, Source, Target
+from appliance.migrate.switch_checks import (
+    STILL_WRITTEN,
+    leftovers,
+    refuse_members,
+    refuse_offsets,
+)
 from appliance.migrate.topic_settings import Mapped
 from shm.crash_points import crash_point
 from tailrace.core.errors import NotReachableError, RequestTimeoutError, TailraceError
@@ -40,10 +46,6 @@ BACKOFF_MAX_S = 5.0
 FOLLOWER_ENDED = "A copy with --follow has ended with this attempt: start it again."
 QUIET_S = 2.0
 """Nothing may come for this long before the switch."""
-STILL_WRITTEN = (
-    "records are still written to the source. Stop its producers first, or switch with --force, "
-    "which may leave later records behind."
-)
 
 
 class SourceCluster(Cluster, GroupSource, Protocol):
@@ -200,7 +202,7 @@ class Migration:
         if refusals:
             raise MigrationError(" ".join(refusals))
         if switches and not is_forced:
-            self._refuse_members(plans)
+            refuse_members(self.source, plans, self.options.groups)
         self._create(plans)
         progress_s, backoff_s, copied = time.monotonic(), BACKOFF_S, 0
         while True:
@@ -375,17 +377,6 @@ class Migration:
             self._report.note(f"the offsets of group {group} were not set: {sentence}")
         return copied
 
-    def _refuse_members(self, plans: Sequence[TopicPlan]) -> None:
-        """Raise MigrationError if consumers of the source still run. A copy that follows goes on
-        then.
-        """
-        active = active_groups(self.source, set(partitions_of(plans)), self.options.groups)
-        if active:
-            raise MigrationError(
-                f"groups have members in the source: {', '.join(active)}. Stop their consumers "
-                "first, or switch with --force, after which these read records twice."
-            )
-
     def _switch(self, session: Session, plans: Sequence[TopicPlan], is_forced: bool) -> None:
         """Make sure that nothing comes any more, then copy the offsets a last time. A stop leaves
         the migration as it was.
@@ -400,20 +391,14 @@ class Migration:
             return
         if session.refused:
             raise MigrationError(" ".join(session.refused.values()))
-        self._refuse_leftovers(session, is_forced)
+        left_behind = leftovers(session, is_forced=is_forced)
+        if left_behind:
+            self._report.note(left_behind)
         if not is_forced:
-            self._refuse_members(plans)
+            refuse_members(self.source, plans, self.options.groups)
         copied = self._copy_groups(session)
-        if copied.refused and not is_forced:
-            raise MigrationError(
-                f"the offsets of groups were refused: {', '.join(sorted(copied.refused))}. Stop "
-                "their consumers in the target first, or switch with --force."
-            )
-        if copied.waiting and not is_forced:
-            raise MigrationError(
-                f"groups have offsets behind the last record: {', '.join(copied.waiting)}. Look "
-                "at them in the source, or switch with --force, which leaves these offsets out."
-            )
+        if not is_forced:
+            refuse_offsets(copied)
         if self._was_stopped():
             return
         for plan in plans:
@@ -431,24 +416,3 @@ class Migration:
 
     def _was_stopped(self) -> bool:
         return self.is_stopped  # set by a signal, at any time
-
-    def _refuse_leftovers(self, session: Session, is_forced: bool) -> None:
-        """Raise MigrationError if the source has records that are not copied: behind an open
-        transaction, or just written.
-        """
-        partitions = list(session.standings)
-        unstable = session.source.unstable(partitions)
-        if unstable:
-            where = ", ".join(
-                f"{each.topic}-{each.partition} (offsets {stable} to {end - 1})"
-                for each, (stable, end) in sorted(unstable.items())
-            )
-            sentence = f"records behind an open transaction of the source are not copied: {where}."
-            if not is_forced:
-                raise MigrationError(
-                    f"{sentence} Let its producer commit or abort it, or wait for its time limit, "
-                    "then switch again; --force leaves these records behind."
-                )
-            self._report.note(sentence)
-        if not is_forced and session.lag(session.source.bounds(partitions)):
-            raise MigrationError(STILL_WRITTEN)

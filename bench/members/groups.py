@@ -31,6 +31,7 @@ import psutil
 
 from bench.measure import RESULTS, machine, percentile
 from bench.members import rebalance
+from bench.members.rebalance_table import as_rows, table
 from tailrace import Admin, Consumer, NewTopic, Producer, ShareConsumer, TopicPartition
 from tailrace.client.connections.connection import Connection
 from tailrace.client.connections.steps import call_json_now, call_now
@@ -89,10 +90,8 @@ def cpu_of(running: EmbeddedAppliance, name: str) -> float:
 def part_death(found: list[dict[str, Any]]) -> None:
     """Part 1."""
     columns, missing = rebalance.measure_all(DEATH, list(rebalance.CONTENDERS), sys.stderr)
-    print(
-        rebalance.heading(DEATH), "", rebalance.table(columns), *missing, "", sep="\n", flush=True
-    )
-    found += rebalance.as_rows(columns)
+    print(rebalance.heading(DEATH), "", table(columns), *missing, "", sep="\n", flush=True)
+    found += as_rows(columns)
 
 
 # ---- 2, 3: commits and heartbeats ----------------------------------------------------------------

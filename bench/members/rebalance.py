@@ -22,30 +22,27 @@ import argparse
 import json
 import math
 import os
-import pathlib
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
-from itertools import pairwise
-from typing import Any, TextIO
+from dataclasses import asdict, dataclass
+from typing import TextIO
 
 from bench.measure import RESULTS, machine
 from bench.members.member_notes import (
     HEARTBEAT_INTERVAL_MS,
     SESSION_TIMEOUT_MS,
     History,
-    read_notes,
 )
+from bench.members.rebalance_table import RETRY_TIMEOUT_S, Column, as_rows, table
+from bench.members.running_members import RATE, Members, Sender
 from bench.peers.kafka_groups import NAME as KAFKA
 from bench.peers.kafka_groups import kafka_group
-from bench.peers.servers import Missing, tied
+from bench.peers.servers import Missing
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import start_embedded
 
@@ -53,15 +50,11 @@ TAILRACE = "Tailrace"
 CONSUMERS_EACH = 25
 WATCHED = 20
 """So many partitions, and those of the members that are to die, get records, RATE a second each:
-what all of them would get, 2 cores do not carry in batches of one."""
-RATE = 20
+what all of them would get, 2 cores do not carry in batches of one.
+"""
 QUIET_S = 3.0
 """Without a change for so long, a group is settled."""
 START_TIMEOUT_S = 300.0
-RETRY_TIMEOUT_S = 60.0
-"""For so long after a death the bench waits until the dead member's partitions are read from
-again.
-"""
 Group = tuple[list[str], Callable[[Collection[int]], None]]
 """The command of a process of members, without their number and file; and what sends a record to
 each of some partitions.
@@ -83,19 +76,6 @@ class Shape:
     def watched(self) -> range:
         """Partitions that get records; those of members that are to die do, too."""
         return range(0, self.partitions, max(1, self.partitions // WATCHED))
-
-
-@dataclass(slots=True)
-class Column:
-    """What a contender did: row -> (unit, the figure of each repetition), in the order of the
-    table.
-    """
-
-    figures: dict[str, tuple[str, list[float]]] = field(default_factory=dict)
-
-    def add(self, row: str, unit: str, value: float) -> None:
-        """One more repetition."""
-        self.figures.setdefault(row, (unit, []))[1].append(value)
 
 
 @contextmanager
@@ -133,97 +113,6 @@ CONTENDERS: dict[str, Callable[[str, int], AbstractContextManager[Group]]] = {
     TAILRACE: tailrace_group,
     KAFKA: kafka_group,
 }
-
-
-class Members:
-    """The processes of members."""
-
-    def __init__(self, command: list[str], directory: str) -> None:
-        self._command, self._directory = command, pathlib.Path(directory)
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        (self._directory / "notes").mkdir(parents=True)
-
-    def start(self, name: str, count: int) -> None:
-        """One more process; its members are NAME.0, NAME.1, ..."""
-        command = [*self._command, str(count), str(self._directory / "notes" / name)]
-        with open(self._directory / f"{name}.log", "wb") as log:
-            self._processes[name] = subprocess.Popen(
-                tied(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-
-    def signal(self, name: str, number: int) -> None:
-        """Send it to a process, which is looked after no longer, but for its end."""
-        self._processes[name].send_signal(number)
-        if number == signal.SIGKILL:
-            self._processes.pop(name).wait()
-
-    def history(self) -> History:
-        """What all have noted. Raises RuntimeError when a process has ended."""
-        for name, process in self._processes.items():
-            if process.poll() is not None:
-                said = (
-                    (self._directory / f"{name}.log")
-                    .read_text(errors="replace")
-                    .strip()
-                    .splitlines()
-                )
-                raise RuntimeError(
-                    "a process of members has ended: "
-                    f"{said[-1] if said else f'exit code {process.returncode}'}"
-                )
-        return read_notes(self._directory / "notes")
-
-    def stop(self) -> None:
-        """SIGKILL to all."""
-        for process in self._processes.values():
-            process.kill()
-        for process in self._processes.values():
-            process.wait()
-
-
-class Sender(threading.Thread):
-    """Sends RATE records a second to each of `partitions`, until `stop`. Another set may be put in
-    its place meanwhile.
-    """
-
-    def __init__(
-        self, send: Callable[[Collection[int]], None], partitions: Collection[int]
-    ) -> None:
-        super().__init__(name="sender")
-        self.partitions = partitions
-        self._send = send
-        self._ended = threading.Event()
-        self._error: Exception | None = None
-        self._sent_ns: list[int] = []
-
-    def run(self) -> None:
-        """See the class."""
-        due = time.monotonic()
-        while not self._ended.wait(max(0.0, due - time.monotonic())):
-            try:
-                self._send(self.partitions)
-            except Exception as error:
-                self._error = error
-                return
-            self._sent_ns.append(time.monotonic_ns())
-            due = max(
-                due + 1 / RATE, time.monotonic() - 1
-            )  # one that was held up does not make up for more than a second
-
-    def stop(self) -> None:
-        """And wait for its end."""
-        self._ended.set()
-        self.join()
-
-    def check(self) -> None:
-        """Raises RuntimeError when it has ended before its time."""
-        if self._error is not None:
-            raise RuntimeError(f"the sender has failed: {self._error!r}") from self._error
-
-    def longest_pause_ms(self, begin_ns: int) -> float:
-        """Between two sends from `begin_ns` on."""
-        times = [ns for ns in self._sent_ns if ns >= begin_ns]
-        return max(after - before for before, after in pairwise(times)) / 1e6
 
 
 def wait_until_settled(members: Members, shape: Shape) -> int:
@@ -389,64 +278,6 @@ def measure_all(
                     raise
                 missing.append(f"{name} is left out: {error}")
     return columns, missing
-
-
-def cell(values: list[float]) -> str:
-    """The median, and the least and the most where they differ."""
-
-    def text(value: float) -> str:
-        if math.isinf(value):
-            return f"not in {RETRY_TIMEOUT_S:.0f} s"
-        return f"{value:,.1f}" if value < 100 and value != int(value) else f"{value:,.0f}"
-
-    if min(values) == max(values):
-        return text(values[0])
-    return f"{text(statistics.median(values))} ({text(min(values))} .. {text(max(values))})"
-
-
-def table(columns: dict[str, Column]) -> str:
-    """A row for each figure, a column for each contender."""
-    units = {row: unit for column in columns.values() for row, (unit, _) in column.figures.items()}
-    rows = [["", *columns, ""]]
-    for row, unit in units.items():
-        rows.append(
-            [
-                row,
-                *(
-                    cell(column.figures[row][1]) if row in column.figures else ""
-                    for column in columns.values()
-                ),
-                unit,
-            ]
-        )
-    widths = [max(map(len, texts)) for texts in zip(*rows, strict=True)]
-    lines = []
-    for first, *cells, last in rows:
-        lines.append(
-            "   ".join(
-                [first.ljust(widths[0]), *map(str.rjust, cells, widths[1:-1]), last]
-            ).rstrip()
-        )
-    return "\n".join(lines)
-
-
-def as_rows(columns: dict[str, Column]) -> list[dict[str, Any]]:
-    """For a results file; a time that was not reached is null."""
-
-    def finite(value: float) -> float | None:
-        return None if math.isinf(value) else value
-
-    return [
-        {
-            "contender": name,
-            "name": row,
-            "unit": unit,
-            "value": finite(statistics.median(values)),
-            "values": list(map(finite, values)),
-        }
-        for name, column in columns.items()
-        for row, (unit, values) in column.figures.items()
-    ]
 
 
 def heading(shape: Shape) -> str:

@@ -92,87 +92,63 @@ def producing(field: Field, size: int, count: int) -> Iterator[Row]:
     """One record at a time; slow peers are given fewer records, and are in the rows of 100 B
     alone.
     """
-    ours, is_small = field.ours, size == 100
-    entries = [
-        Entry("ours", "Tailrace send()", MEMORY, partial(ours.produce, size, count, 1, "memory")),
-        Entry(
-            "ours-behind", "Tailrace send()", BEHIND, partial(ours.produce, size, count, 1, "disk")
-        ),
-    ]
-    if is_small:
-        entries.append(
-            Entry(
-                "ours-partition",
-                "Tailrace send(partition=)",
-                MEMORY,
-                partial(ours.produce, size, count, 1, "memory", partition=0),
-            )
-        )
-    if kafka := field.kafka:
-        entries.append(
-            Entry(
-                "kafka",
-                "Kafka ProducerPerformance",
-                MEMORY,
-                partial(kafka.java_produce, size, count, 1),
-            )
-        )
-        entries.append(
-            Entry(
-                "confluent",
-                "Kafka confluent-kafka-python",
-                MEMORY,
-                partial(kafka.produce, size, count, 1),
-            )
-        )
-        if is_small:
-            given = partial(kafka.produce, size, count, 1, partition=0)
-            entries.append(
-                Entry(
-                    "confluent-partition", "Kafka confluent-kafka-python, partition=", MEMORY, given
-                )
-            )
-    if is_small and (redis := field.redis):
-        entries.append(
-            Entry(
-                "redis-benchmark",
-                "Redis redis-benchmark",
-                "each second",
-                partial(redis.benchmark, size, count // 4),
-            )
-        )
-        entries.append(
-            Entry(
-                "redis-py",
-                "Redis redis-py",
-                "each second",
-                partial(redis.produce, size, count // 10),
-            )
-        )
-    if is_small and (jetstream := field.jetstream):
-        entries.append(
-            Entry("nats-py", "NATS nats-py", MEMORY, partial(jetstream.produce, size, count // 20))
-        )
+    entries = [*_our_producers(field, size, count), *_kafka_producers(field, size, count)]
+    if size == 100:
+        entries += _slow_producers(field, size, count)
     yield Row(f"send-{size}", f"produce {size:,} B, a key each, acks=1", "records/s", entries)
-    entries = [
-        Entry("ours", "Tailrace send()", DISK, partial(ours.produce, size, count, "all", "disk"))
-    ]
-    if kafka := field.kafka:
-        entries.append(
-            Entry(
-                "kafka",
-                "Kafka ProducerPerformance",
-                DISK,
-                partial(kafka.java_produce, size, count, "all", SYNCED),
-            )
-        )
-    if is_small and (redis := field.redis_synced):
-        entries.append(
-            Entry("redis-py", "Redis redis-py", DISK, partial(redis.produce, size, count // 10))
-        )
     yield Row(
-        f"synced-{size}", f"produce {size:,} B, a key each, acks=all, synced", "records/s", entries
+        f"synced-{size}",
+        f"produce {size:,} B, a key each, acks=all, synced",
+        "records/s",
+        list(_synced_producers(field, size, count)),
     )
+
+
+def _our_producers(field: Field, size: int, count: int) -> Iterator[Entry]:
+    send = partial(field.ours.produce, size, count, 1)
+    yield Entry("ours", "Tailrace send()", MEMORY, partial(send, "memory"))
+    yield Entry("ours-behind", "Tailrace send()", BEHIND, partial(send, "disk"))
+    if size == 100:
+        given = partial(send, "memory", partition=0)
+        yield Entry("ours-partition", "Tailrace send(partition=)", MEMORY, given)
+
+
+def _kafka_producers(field: Field, size: int, count: int) -> Iterator[Entry]:
+    if kafka := field.kafka:
+        java, confluent = (
+            partial(send, size, count, 1) for send in (kafka.java_produce, kafka.produce)
+        )
+        yield Entry("kafka", "Kafka ProducerPerformance", MEMORY, java)
+        yield Entry("confluent", "Kafka confluent-kafka-python", MEMORY, confluent)
+        if size == 100:
+            yield Entry(
+                "confluent-partition",
+                "Kafka confluent-kafka-python, partition=",
+                MEMORY,
+                partial(confluent, partition=0),
+            )
+
+
+def _slow_producers(field: Field, size: int, count: int) -> Iterator[Entry]:
+    if redis := field.redis:
+        benchmark = partial(redis.benchmark, size, count // 4)
+        yield Entry("redis-benchmark", "Redis redis-benchmark", "each second", benchmark)
+        send = partial(redis.produce, size, count // 10)
+        yield Entry("redis-py", "Redis redis-py", "each second", send)
+    if jetstream := field.jetstream:
+        send = partial(jetstream.produce, size, count // 20)
+        yield Entry("nats-py", "NATS nats-py", MEMORY, send)
+
+
+def _synced_producers(field: Field, size: int, count: int) -> Iterator[Entry]:
+    ours = partial(field.ours.produce, size, count, "all", "disk")
+    yield Entry("ours", "Tailrace send()", DISK, ours)
+    if kafka := field.kafka:
+        java = partial(kafka.java_produce, size, count, "all", SYNCED)
+        yield Entry("kafka", "Kafka ProducerPerformance", DISK, java)
+    if size == 100 and (redis := field.redis_synced):
+        send = partial(redis.produce, size, count // 10)
+        yield Entry("redis-py", "Redis redis-py", DISK, send)
 
 
 def arrow(field: Field, key: str, rows_each: int, label: str, count: int) -> Row:

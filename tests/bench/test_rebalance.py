@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from bench.members import rebalance
-from bench.members.rebalance import TAILRACE, Column, Shape, as_rows, measure_all, table
+from bench.members.rebalance import TAILRACE, Shape, measure_all
+from bench.members.rebalance_table import Column, as_rows, table
 from bench.peers.kafka_groups import NAME as KAFKA
 from bench.peers.servers import Missing, tied
 from tests.kit.processes import HANG_LIMIT_S, wait_until
