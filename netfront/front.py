@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from netfront.agent.front_agent import Front
+from netfront.agent.front_agent import Front, Links
 from netfront.fetch.log.file_reader import DiskFileReader, FileReader
 from netfront.fetch.log.log_reader import LogReader
 from netfront.fetch.reader_pool import AsyncReader, ReaderPool
@@ -66,15 +66,6 @@ def build(
     `generation` is a number that no earlier front of this address had.
     """
     spec, settings = context.spec, context.spec.settings
-
-    def connect(worker: int) -> WorkerLink:
-        ring = Ring(context.attach(f"ring-{worker}", RegionKind.RING))
-        lane = context.lane_writer(process_name(Role.WORKER, worker))
-        return WorkerLink(
-            lane, context.bell(Role.WORKER, worker), ring, AckWalker(ring, spec.index, generation)
-        )
-
-    controller = _forwarder(context, Role.CONTROLLER)
     lane_half = int(settings["lane_bytes"]) // 2
     reader = LogReader(
         files,
@@ -86,15 +77,7 @@ def build(
         transport=transport,
         generation=generation,
         process_generation=spec.generation,
-        workers={w: connect(w) for w in range(int(settings["workers"]))},
-        connect_worker=connect,
-        controller=controller,
-        scheduler=_scheduler(context, controller.to_it.payload_max),
-        groups=_groups(context, controller.to_it.payload_max),
-        front_ports=lambda: [
-            context.control.port(f).load()
-            for f in range(int(settings["fronts"]) - int(settings.get("gateways", 0)))
-        ],
+        links=_links(context, generation),
         routing=PartitionRoutes(),
         gate=gate,
         reader=reader,
@@ -106,7 +89,6 @@ def build(
         auto_create_topics=bool(settings["auto_create_topics"]),
         fronts=int(settings["fronts"]),
         quotas=settings["quotas"],
-        decisions=context.control.process(Role.GROUPS, 0).decisions,
         audit=settings.get("audit"),
         on_ready=context.report_ready,
         start_ns=context.clock.monotonic_ns(),
@@ -114,6 +96,35 @@ def build(
     )
     context.ask_for_feed()
     return front
+
+
+def _links(context: ProcessContext, generation: int) -> Links:
+    """Attach the rings and lanes of the processes that run, and those that may be started."""
+    settings = context.spec.settings
+
+    def connect(worker: int) -> WorkerLink:
+        ring = Ring(context.attach(f"ring-{worker}", RegionKind.RING))
+        lane = context.lane_writer(process_name(Role.WORKER, worker))
+        return WorkerLink(
+            lane,
+            context.bell(Role.WORKER, worker),
+            ring,
+            AckWalker(ring, context.spec.index, generation),
+        )
+
+    controller = _forwarder(context, Role.CONTROLLER)
+    return Links(
+        workers={w: connect(w) for w in range(int(settings["workers"]))},
+        connect_worker=connect,
+        controller=controller,
+        scheduler=_scheduler(context, controller.to_it.payload_max),
+        groups=_groups(context, controller.to_it.payload_max),
+        front_ports=lambda: [
+            context.control.port(f).load()
+            for f in range(int(settings["fronts"]) - int(settings.get("gateways", 0)))
+        ],
+        decisions=context.control.process(Role.GROUPS, 0).decisions,
+    )
 
 
 def _forwarder(context: ProcessContext, role: Role) -> ForwarderLink:

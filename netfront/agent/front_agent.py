@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from netfront.agent.catalog_feed import CatalogFeed
 from netfront.agent.credit_service import CreditService
@@ -77,6 +77,20 @@ CLOSE_REMOVED_NS = 5_000_000_000
 """Longest time that a segment which retention has removed keeps its room on the disk."""
 
 
+class Links(NamedTuple):
+    """The other processes of the appliance, as a front reaches them."""
+
+    workers: dict[int, WorkerLink]
+    connect_worker: Callable[[int], WorkerLink]
+    """Returns the link to a dedicated worker."""
+    controller: ForwarderLink
+    scheduler: OnDemand
+    groups: OnDemand
+    front_ports: Callable[[], list[int]]
+    decisions: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    """See `MetadataService`."""
+
+
 class Front:
     """Agent of the front process (see `shm.runtime.agent_runner`)."""
 
@@ -86,12 +100,7 @@ class Front:
         transport: Transport,
         generation: int,
         process_generation: int,
-        workers: dict[int, WorkerLink],
-        connect_worker: Callable[[int], WorkerLink],
-        controller: ForwarderLink,
-        scheduler: OnDemand,
-        groups: OnDemand,
-        front_ports: Callable[[], list[int]],
+        links: Links,
         routing: PartitionRoutes,
         reader: LogReader,
         pool: AsyncReader,
@@ -105,7 +114,6 @@ class Front:
         close_removed: Callable[[], bool] | None = None,
         fronts: int = 1,
         quotas: Sequence[str] = (),
-        decisions: Callable[[], tuple[int, int]] = lambda: (0, 0),
         gate: Gate | None = None,
         audit: dict[str, Any] | None = None,
     ) -> None:
@@ -113,8 +121,7 @@ class Front:
 
         `close_removed`: see `PartitionFiles.close_removed`. `clock` measures; its
         wall time is that of append times. `fronts`: of the appliance. `quotas`: texts of
-        their rules. `decisions`: see `MetadataService`. `audit`: settings of the audit log;
-        None: there is none.
+        their rules. `audit`: settings of the audit log; None: there is none.
         """
         self._front_count = fronts
         self._quotas: QuotaService | None = None
@@ -153,7 +160,7 @@ class Front:
         )  # fmt: skip
         self._fetches = self._fetch_requests.service
         self._metadata_service = MetadataService(
-            routing, reader, front_ports, self._fetches.fetched, decisions
+            routing, reader, links.front_ports, self._fetches.fetched, links.decisions
         )
         if gate is not None:
             self._metadata_service.tokens = gate.tokens
@@ -162,7 +169,8 @@ class Front:
         }  # fmt: skip
         """Response to a handshake."""
         self._produce_service = ProduceService(
-            workers=workers, connect_worker=connect_worker, routing=routing, ledger=ledger,
+            workers=links.workers, connect_worker=links.connect_worker, routing=routing,
+            ledger=ledger,
             sessions=self._sessions, responses=self._responses,
             on_settled=self._fetches.on_settled, start_ns=start_ns,
             durations=slot.histogram(Measure.PRODUCE), exemplars=slot.exemplars,
@@ -174,7 +182,7 @@ class Front:
             fetches=self._fetches, gate=gate, error_handler=self._error_handler, on_ready=on_ready,
         )  # fmt: skip
         self._forwarding = ForwardingService(
-            controller=controller, scheduler=scheduler, groups=groups,
+            controller=links.controller, scheduler=links.scheduler, groups=links.groups,
             process_generation=process_generation, sessions=self._sessions,
             responses=self._responses, start_ns=start_ns, gate=gate,
             on_assignment=self._catalog_feed.on_assignment,

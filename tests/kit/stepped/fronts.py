@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import orjson
 
-from netfront.agent.front_agent import Front
+from netfront.agent.front_agent import Front, Links
 from netfront.fetch.log.isolation import Isolation
 from netfront.fetch.log.read_result import ColdRead, LogReadError, Place, Span
 from netfront.forward.forwarder import ForwarderLink, OnDemand
@@ -358,8 +358,7 @@ class FakeFront:
         self.wall_ahead_us = 0
         """By how much the wall clock was set."""
         self._version = 0
-        self.front = Front(
-            transport=self.transport, generation=7, process_generation=1,
+        links = Links(
             workers={number: worker.link for number, worker in enumerate(self.workers)},
             connect_worker=self._no_worker,
             controller=self.controller.link,
@@ -372,7 +371,11 @@ class FakeFront:
                 lambda: self.groups.link if self.has_groups else None, self._ask_for_groups,
                 lambda: self.lacks_memory, self.groups.answers.payload_max
             ),
-            front_ports=lambda: [7420], routing=self.routing,
+            front_ports=lambda: [7420],
+        )  # fmt: skip
+        self.front = Front(
+            transport=self.transport, generation=7, process_generation=1,
+            links=links, routing=self.routing,
             reader=self.log,
             pool=self.pool, ledger=ledger or CreditLedger(1 << 20, 1 << 20, 1 << 16),
             slot=self.slot, cluster_id="fake", auto_create_topics=False,
