@@ -126,31 +126,71 @@ def requested_rows(field: Field, directory: str, only: str) -> list[Row]:
     ]
 
 
+class Results:
+    """Lines and outcomes of a run, and their file."""
+
+    def __init__(self, only: str, rounds: int, conditions: Conditions) -> None:
+        where = conditions.report()
+        part = "-" + re.sub(r"\W+", "-", only).strip("-") if only else ""
+        self.path = RESULTS / f"peers-{where['date']}-{where['commit']}{part}.json"
+        self._command = f"ROUNDS={rounds} {f'ONLY={only!r} ' if only else ''}make bench-peers"
+        self._conditions = conditions
+        self.left_out: list[str] = []
+        self.lines: list[dict[str, Any]] = []
+        self.outcomes: list[Outcome] = []
+        self.failures: list[str] = []
+        self.values: Values = {}
+        RESULTS.mkdir(exist_ok=True)
+
+    def keep(self, *, is_complete: bool) -> None:
+        """Write the file. A run that is ended early has measured something."""
+        kept = {
+            "command": self._command, "machine": self._conditions.report(),
+            "complete": is_complete, "left_out": self.left_out, "failures": self.failures,
+            "goals": [one.for_file() for one in self.outcomes], "lines": self.lines,
+        }  # fmt: skip
+        self.path.write_text(json.dumps(kept, indent=1) + "\n")
+
+    def take(self, row: Row, rounds: int) -> None:
+        """Measure a row, and print it with the goals that it decides."""
+        console.print(
+            f"\n{row.name}{', ' if row.unit else ''}{row.unit}  [{row.key}]",
+            style="bold",
+            markup=False,
+        )
+        found = run(row, rounds, self.values, self.failures)
+        show(row, found)
+        self.lines += found
+        for goal in goals():
+            if goal.row == row.key:
+                self.outcomes.append(outcome(goal, self.values))
+                _print_outcome(self.outcomes[-1])
+
+    def print_goals(self) -> None:
+        """Print all outcomes once more, and their count."""
+        console.print("\nGoals", style="bold")
+        for one in self.outcomes:
+            _print_outcome(one)
+        met = [one.is_met for one in self.outcomes]
+        console.print(
+            f"  {met.count(True)} met, {met.count(False)} missed, {met.count(None)} not measured; "
+            f"{len(self.failures)} failures"
+        )
+
+
+def _print_outcome(one: Outcome) -> None:
+    console.print(one.line(), style="" if one.is_met is not False else "red")
+
+
 def main() -> int:
     rounds, only = int(os.environ.get("ROUNDS", "5")), os.environ.get("ONLY", "")
     conditions = Conditions()
     where = conditions.report()
-    part = "-" + re.sub(r"\W+", "-", only).strip("-") if only else ""
-    path = RESULTS / f"peers-{where['date']}-{where['commit']}{part}.json"
-    command = f"ROUNDS={rounds} {f'ONLY={only!r} ' if only else ''}make bench-peers"
     console.print(
         f"[bold]Tailrace and its peers[/bold] on {where['cpu']}, {where['cores']} cores, commit "
         f"{where['commit']}, {rounds} rounds\n{conditions.sentence()}"
     )
-    lines: list[dict[str, Any]] = []
-    outcomes: list[Outcome] = []
-    failures: list[str] = []
-    values: Values = {}
-    RESULTS.mkdir(exist_ok=True)
-
-    def keep(*, is_complete: bool) -> None:
-        kept = {
-            "command": command, "machine": conditions.report(), "complete": is_complete,
-            "left_out": field.missing, "failures": failures,
-            "goals": [one.for_file() for one in outcomes], "lines": lines,
-        }  # fmt: skip
-        path.write_text(json.dumps(kept, indent=1) + "\n")
-
+    results = Results(only, rounds, conditions)
     with ExitStack() as stack:
         directory = stack.enter_context(
             tempfile.TemporaryDirectory(
@@ -158,44 +198,25 @@ def main() -> int:
             )
         )
         field = Field(stack, directory)
+        results.left_out = field.missing
         for sentence in field.missing:
             console.print(sentence)
         begun = time.monotonic()
         for row in requested_rows(field, directory, only):
             row_begun = time.monotonic()
-            console.print(
-                f"\n{row.name}{', ' if row.unit else ''}{row.unit}  [{row.key}]",
-                style="bold",
-                markup=False,
-            )
-            found = run(row, rounds, values, failures)
-            show(row, found)
-            lines += found
-            for goal in goals():
-                if goal.row == row.key:
-                    outcomes.append(outcome(goal, values))
-                    console.print(
-                        outcomes[-1].line(), style="" if outcomes[-1].is_met is not False else "red"
-                    )
+            results.take(row, rounds)
             console.print(
                 f"  {time.monotonic() - row_begun:.0f} s, {(time.monotonic() - begun) / 60:.1f} "
                 "min until now",
                 style="dim",
             )
-            keep(is_complete=False)  # a run that is ended early has measured something
-    keep(is_complete=True)
-    console.print("\nGoals", style="bold")
-    for one in outcomes:
-        console.print(one.line(), style="" if one.is_met is not False else "red")
-    met = [one.is_met for one in outcomes]
-    console.print(
-        f"  {met.count(True)} met, {met.count(False)} missed, {met.count(None)} not measured; "
-        f"{len(failures)} failures"
-    )
-    written = [path.name]
+            results.keep(is_complete=False)
+    results.keep(is_complete=True)
+    results.print_goals()
+    written = [results.path.name]
     if not only:
-        console.save_svg(str(path.with_suffix(".svg")), title="make bench-peers")
-        written.append(path.with_suffix(".svg").name)
+        console.save_svg(str(results.path.with_suffix(".svg")), title="make bench-peers")
+        written.append(results.path.with_suffix(".svg").name)
     console.print(f"\nwritten to bench/results: {', '.join(written)}")
     return 0
 
