@@ -253,6 +253,15 @@ def test_a_heartbeat_of_no_member_is_refused(gateway: str, member_epoch: int) ->
         assert client.ask(HEARTBEAT, 1, asked)["error_code"] != 0
 
 
+def release_twice(appliance: EmbeddedAppliance, sharer: Sharer, topic: str) -> None:
+    """Send one record, and have it released as often as it may be delivered."""
+    sharer.fetch()
+    send(appliance, topic, b"poison")
+    assert acquired(sharer.fetch(max_wait_ms=60_000)) == [(0, 0, 1)]
+    assert acquired(sharer.fetch((0, 0, [RELEASE]), max_wait_ms=60_000)) == [(0, 0, 2)]
+    assert acquired(sharer.fetch((0, 0, [RELEASE]))) == []
+
+
 def test_a_record_at_the_delivery_limit_becomes_a_dead_letter(
     appliance: EmbeddedAppliance, gateway: str
 ) -> None:
@@ -260,11 +269,7 @@ def test_a_record_at_the_delivery_limit_becomes_a_dead_letter(
     topic_id = make(appliance, "poisoned", limit)
     with RawKafka(gateway) as client:
         sharer = Sharer(client, "poisoned", "poisoned", topic_id)
-        sharer.fetch()
-        send(appliance, "poisoned", b"poison")
-        assert acquired(sharer.fetch(max_wait_ms=60_000)) == [(0, 0, 1)]
-        assert acquired(sharer.fetch((0, 0, [RELEASE]), max_wait_ms=60_000)) == [(0, 0, 2)]
-        assert acquired(sharer.fetch((0, 0, [RELEASE]))) == []
+        release_twice(appliance, sharer, "poisoned")
         (letter,) = read_all(appliance, "poisoned.dlq", 1)
         assert (letter.value, letter.key) == (b"poison", None)
         headers = dict(letter.headers)
@@ -287,11 +292,7 @@ def test_a_dead_letter_that_cannot_be_written_stays_in_its_queue(
     topic_id = make(appliance, "kept", settings)
     with RawKafka(gateway) as client:
         sharer = Sharer(client, "keepers", "kept", topic_id)
-        sharer.fetch()
-        send(appliance, "kept", b"poison")
-        assert acquired(sharer.fetch(max_wait_ms=60_000)) == [(0, 0, 1)]
-        assert acquired(sharer.fetch((0, 0, [RELEASE]), max_wait_ms=60_000)) == [(0, 0, 2)]
-        assert acquired(sharer.fetch((0, 0, [RELEASE]))) == []
+        release_twice(appliance, sharer, "kept")
         assert "kafka_dead_letter_not_written group=keepers" in appliance_log(appliance)
         with Admin(appliance.address) as admin:
             assert admin.describe_groups("keepers")["keepers"]["partitions"][0]["lag"] == 1

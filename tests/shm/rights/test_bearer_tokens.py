@@ -200,6 +200,16 @@ def test_a_file_that_cannot_be_used_says_why(
     assert str(late.value) == str(refused.value)
 
 
+def output_of(program: str, path: str, provider: Provider) -> str:
+    """What a process prints that runs `program` with the path of the keys and a token of "shop"."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program, path, provider.token("shop", aud=None, iss=None)],
+        capture_output=True, text=True, check=False, timeout=HANG_LIMIT_S,
+    )  # fmt: skip
+    assert not done.stderr
+    return done.stdout
+
+
 def test_keys_are_checked_at_once_and_loaded_for_the_first_token(
     provider: Provider, tmp_path: pathlib.Path
 ) -> None:
@@ -212,12 +222,7 @@ def test_keys_are_checked_at_once_and_loaded_for_the_first_token(
         open(sys.argv[1], "w").close()  # the keys are those that were checked
         print(*loaded, verifier.verify(sys.argv[2]).user)
     """
-    token = provider.token("shop", aud=None, iss=None)
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", program, path, token],
-        capture_output=True, text=True, check=False, timeout=HANG_LIMIT_S,
-    )  # fmt: skip
-    assert (done.stdout, done.stderr) == ("False False shop\n", "")
+    assert output_of(program, path, provider) == "False False shop\n"
 
 
 def test_a_process_with_other_threads_forks_none_to_check_keys(
@@ -238,12 +243,7 @@ def test_a_process_with_other_threads_forks_none_to_check_keys(
         print("jwt" in sys.modules, verifier.verify(sys.argv[2]).user)
         context.destroy(0)
     """
-    token = provider.token("shop", aud=None, iss=None)
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", program, path, token],
-        capture_output=True, text=True, check=False, timeout=HANG_LIMIT_S,
-    )  # fmt: skip
-    assert (done.stdout, done.stderr) == ("True shop\n", "")
+    assert output_of(program, path, provider) == "True shop\n"
 
 
 def test_weak_keys_and_missing_files_are_refused(tmp_path: pathlib.Path) -> None:
