@@ -23,6 +23,7 @@ from typing import Any
 from appliance.catalog.catalog import Catalog
 from appliance.config.topic_settings import TOPIC_SETTINGS
 from appliance.control import controller as controller
+from appliance.groups import process as groups_process
 from appliance.groups.agent import agent as groups_agent
 from appliance.supervise.memory.memory_plan import (
     RegionPlan,
@@ -386,7 +387,7 @@ class World:
         if child.role is Role.SCHEDULER:
             return scheduler.build(context, SimFiles(self.disk))
         if child.role is Role.GROUPS:
-            return groups_agent.build(context, self._groups.open)
+            return groups_process.build(context, self._groups.open)
         if child.role is Role.FRONT:
             generation = self.rng.getrandbits(31) | 1
             return front.build(

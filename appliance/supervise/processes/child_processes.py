@@ -34,7 +34,7 @@ MODULES = {
     Role.CONTROLLER: "appliance.control.controller",
     Role.FLUSHER: "workers.flush.flusher",
     Role.SCHEDULER: "workers.delays.scheduler",
-    Role.GROUPS: "appliance.groups.agent.agent",
+    Role.GROUPS: "appliance.groups.process",
     Role.WORKER: "workers.append.worker",
     Role.FRONT: "netfront.front",
     Role.CLEANER: "workers.clean.cleaner",
