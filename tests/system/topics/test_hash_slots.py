@@ -119,44 +119,46 @@ def test_a_controller_killed_in_any_phase_of_the_change_finishes_it(
 
 
 def test_a_producer_that_slept_through_two_changes_routes_anew_by_the_last_map(
-    own: EmbeddedAppliance,
+    appliance: EmbeddedAppliance,
+    topic: str,
 ) -> None:
-    create(own.address, "orders", 1)
-    with Producer(own.address) as asleep, Producer(own.address) as awake:
+    create(appliance.address, topic, 1)
+    with Producer(appliance.address) as asleep, Producer(appliance.address) as awake:
         for producer in (asleep, awake):
-            producer.send("orders", b"0", key=b"of %d" % id(producer)).result(60)
+            producer.send(topic, b"0", key=b"of %d" % id(producer)).result(60)
         for partitions in (2, 4):
-            add_partitions(own.address, "orders", partitions)
-        handles = [(key, asleep.send("orders", b"0", key=key)) for key in KEYS]
+            add_partitions(appliance.address, topic, partitions)
+        handles = [(key, asleep.send(topic, b"0", key=key)) for key in KEYS]
         owners = owners_after((1, 2, 4))
         assert [handle.result(60).partition for _, handle in handles] == [
             owners[slot_of(key)] for key, _ in handles
         ]
         assert asleep.metrics()["errors"] == 0
         assert (
-            awake.send("orders", b"1", key=b"of %d" % id(awake)).result(60).partition
+            awake.send(topic, b"1", key=b"of %d" % id(awake)).result(60).partition
             == owners[slot_of(b"of %d" % id(awake))]
         )
-        assert asleep.partitions_for("orders") == [0, 1, 2, 3]
-    logs = logs_of(own.address, "orders")
+        assert asleep.partitions_for(topic) == [0, 1, 2, 3]
+    logs = logs_of(appliance.address, topic)
     assert sum(len(log) for log in logs.values()) == len(KEYS) + 3  # nothing twice
 
 
 def test_what_a_user_has_placed_and_what_has_no_key_stays_where_it_is(
-    own: EmbeddedAppliance,
+    appliance: EmbeddedAppliance,
+    topic: str,
 ) -> None:
-    create(own.address, "orders", 2)
+    create(appliance.address, topic, 2)
     called: list[tuple[int, int | None]] = []
-    with Producer(own.address) as producer:
-        producer.send("orders", b"first").result(60)
-        add_partitions(own.address, "orders", 4)
+    with Producer(appliance.address) as producer:
+        producer.send(topic, b"first").result(60)
+        add_partitions(appliance.address, topic, 4)
         moving = next(
             key
             for key in KEYS
             if owners_after((2,))[slot_of(key)] == 1 and owners_after((2, 4))[slot_of(key)] != 1
         )
-        placed = producer.send("orders", b"placed", key=moving, partition=1)
-        routed = producer.send("orders", b"routed", key=moving, headers=[("h", b"v")], timestamp=77,
+        placed = producer.send(topic, b"placed", key=moving, partition=1)
+        routed = producer.send(topic, b"routed", key=moving, headers=[("h", b"v")], timestamp=77,
         on_delivery=lambda metadata, _: called.append(
             (metadata.partition, metadata.offset) if metadata is not None else (-1,
             -1)))  # fmt: skip
@@ -167,9 +169,9 @@ def test_what_a_user_has_placed_and_what_has_no_key_stays_where_it_is(
         )
         assert delivered.timestamp == 77
         with pytest.raises(PartitionOutOfRangeError):
-            producer.send("orders", b"v", partition=4)
+            producer.send(topic, b"v", partition=4)
     assert called == [(delivered.partition, delivered.offset)]
-    record = logs_of(own.address, "orders")[delivered.partition][-1]
+    record = logs_of(appliance.address, topic)[delivered.partition][-1]
     assert (record.key, record.value, record.headers, record.timestamp) == (
         moving,
         b"routed",
@@ -241,12 +243,13 @@ def test_frames_go_where_records_of_the_same_key_go_also_when_they_are_cut_by_an
 
 
 def test_who_does_not_know_slots_is_told_so_and_who_knows_an_old_map_is_told_that(
-    own: EmbeddedAppliance,
+    appliance: EmbeddedAppliance,
+    topic: str,
 ) -> None:
-    create(own.address, "orders", 2)
-    info = described(own.address, "orders")
+    create(appliance.address, topic, 2)
+    info = described(appliance.address, topic)
     batch = bytes(make_batch(seed=info.seeds[0], schema_id=info.schema_id))
-    with RawClient(own.address) as client:
+    with RawClient(appliance.address) as client:
         for version, acks in ((0, 1), (0, -1), (1 << 24, 1)):
             request = ProduceRequest(info.topic_id, 0, acks, 5_000, version)
             code, body = client.answer(
@@ -266,10 +269,10 @@ def test_who_does_not_know_slots_is_told_so_and_who_knows_an_old_map_is_told_tha
                 ]
                 is expected
             )
-    create(own.address, "plain", 2, partitioner="producer")
-    plain = described(own.address, "plain")
+    create(appliance.address, f"plain-{topic}", 2, partitioner="producer")
+    plain = described(appliance.address, f"plain-{topic}")
     with RawClient(
-        own.address
+        appliance.address
     ) as client:  # what an older client has in the reserved field is nobody's business
         request = ProduceRequest(plain.topic_id, 0, -1, 5_000, 99)
         assert (
@@ -317,23 +320,23 @@ def test_settings_that_would_break_the_order_are_refused_with_what_to_do(
             admin.create_topics([NewTopic("other", 1, {"partitioner": "murmur3"})])
 
 
-def test_named_partitioners_send_where_they_say(own: EmbeddedAppliance) -> None:
-    create(own.address, "plain", 3, partitioner="producer")
-    with Producer(own.address, partitioner="modulo") as producer:
+def test_named_partitioners_send_where_they_say(appliance: EmbeddedAppliance, topic: str) -> None:
+    create(appliance.address, topic, 3, partitioner="producer")
+    with Producer(appliance.address, partitioner="modulo") as producer:
         assert [
-            producer.send("plain", b"v", key=key).result(60).partition for key in (7, "8", b"9", -1)
+            producer.send(topic, b"v", key=key).result(60).partition for key in (7, "8", b"9", -1)
         ] == [1, 2, 0, 2]
         with pytest.raises(InvalidRecordError, match="modulo"):
-            producer.send("plain", b"v", key="seven")
+            producer.send(topic, b"v", key="seven")
         with pytest.raises(InvalidRecordError, match="key"):
-            producer.send("plain", b"v", key=True)
+            producer.send(topic, b"v", key=True)
         frame = pa.table({"key": [b"7", b"8"], "value": [b"a", b"b"]})
         assert sorted(
             part.partition
-            for part in producer.send_arrow("plain", frame, key_column="key").result(60)
+            for part in producer.send_arrow(topic, frame, key_column="key").result(60)
         ) == [1, 2]
-    with Producer(own.address, partitioner="round_robin") as producer:
-        assert [producer.send("plain", b"v", key=b"k").result(60).partition for _ in range(6)] == [
+    with Producer(appliance.address, partitioner="round_robin") as producer:
+        assert [producer.send(topic, b"v", key=b"k").result(60).partition for _ in range(6)] == [
             0,
             1,
             2,
@@ -341,13 +344,13 @@ def test_named_partitioners_send_where_they_say(own: EmbeddedAppliance) -> None:
             1,
             2,
         ]
-    with Producer(own.address, partitioner="sticky") as producer:
-        places = [producer.send("plain", b"v", key=b"k").result(60).partition for _ in range(20)]
+    with Producer(appliance.address, partitioner="sticky") as producer:
+        places = [producer.send(topic, b"v", key=b"k").result(60).partition for _ in range(20)]
         assert all(one != other for one, other in pairwise(places))  # each was a batch
-        together = [producer.send("plain", b"v", key=b"k") for _ in range(20)]
+        together = [producer.send(topic, b"v", key=b"k") for _ in range(20)]
         producer.flush()
         assert len({handle.result(60).partition for handle in together}) <= 2
-    logs = logs_of(own.address, "plain")
+    logs = logs_of(appliance.address, topic)
     assert {record.key for log in logs.values() for record in log} >= {b"7", b"8", b"9", b"-1"}
 
 
@@ -389,23 +392,19 @@ def test_a_catalog_that_is_lost_is_made_again_with_map_and_hand_overs(
         assert described(running.address, "orders").owners == owners_after((2, 3, 6, 7))
 
 
-def test_an_async_producer_keeps_the_order_too(own: EmbeddedAppliance) -> None:
-    create(own.address, "orders", 2)
+def test_an_async_producer_keeps_the_order_too(appliance: EmbeddedAppliance, topic: str) -> None:
+    create(appliance.address, topic, 2)
     rounds = 30
 
     async def main() -> None:
         async with (
-            AsyncProducer(own.address, linger_ms=0) as producer,
-            AsyncAdmin(own.address) as admin,
+            AsyncProducer(appliance.address, linger_ms=0) as producer,
+            AsyncAdmin(appliance.address) as admin,
         ):
             for number in range(rounds):
-                handles = [
-                    await producer.send("orders", b"%d" % number, key=key) for key in KEYS[:50]
-                ]
+                handles = [await producer.send(topic, b"%d" % number, key=key) for key in KEYS[:50]]
                 if number in (10, 20):
-                    change = asyncio.create_task(
-                        admin.create_partitions({"orders": 2 + number // 5})
-                    )
+                    change = asyncio.create_task(admin.create_partitions({topic: 2 + number // 5}))
                 if number in (15, 25):
                     await change
                 if number % 7 == 0:
@@ -413,8 +412,8 @@ def test_an_async_producer_keeps_the_order_too(own: EmbeddedAppliance) -> None:
             await producer.flush()
 
     asyncio.run(main())
-    check_order(own.address, "orders", dict.fromkeys(KEYS[:50], rounds))
-    assert described(own.address, "orders").slot_map_version == 3
+    check_order(appliance.address, topic, dict.fromkeys(KEYS[:50], rounds))
+    assert described(appliance.address, topic).slot_map_version == 3
 
 
 def test_operators_see_the_map_and_delayed_records_go_where_the_slot_was(
