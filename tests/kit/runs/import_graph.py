@@ -28,9 +28,20 @@ def graph_of(modules: Mapping[str, pathlib.Path]) -> Graph:
     return {name: set(_imported(name, path, modules)) - {name} for name, path in modules.items()}
 
 
+def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    """All of them, of functions too, without a look at expressions, which are most of a tree."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.stmt):
+            yield node
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            waiting += getattr(node, part, ())
+
+
 def _imported(name: str, path: pathlib.Path, modules: Mapping[str, pathlib.Path]) -> Iterator[str]:
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _statements(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             requested = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
