@@ -13,6 +13,10 @@ from tests.kafka.owners import END, MINUTE_MS, Owner, committed, make, owner
 from tests.kit.peers.raw_kafka import RawKafka, kill_gateway
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 
+KILLED_OFTEN = pytest.mark.slow_because(
+    "a gateway that has died several times in this file starts again after seconds"
+)
+
 OFFSET_COMMIT, OFFSET_FETCH, JOIN = 8, 9, 11
 INIT, SEND_OFFSETS, HEARTBEAT = 22, 28, 68
 DESCRIBE, LIST = 65, 66
@@ -192,6 +196,7 @@ def test_a_replaced_owner_gets_no_further_epoch(
     assert committed(appliance, topic, 1) == [b"kept"]
 
 
+@KILLED_OFTEN
 @pytest.mark.parametrize("outcome", [True, False])
 def test_an_older_producer_goes_on_after_the_gateways_death(
     appliance: EmbeddedAppliance, gateway: str, outcome: bool
@@ -221,6 +226,7 @@ def test_an_older_producer_goes_on_after_the_gateways_death(
     assert committed(appliance, topic, len(kept)) == kept
 
 
+@KILLED_OFTEN
 def test_librdkafka_goes_on_after_the_gateways_death(
     appliance: EmbeddedAppliance, gateway: str
 ) -> None:
@@ -428,6 +434,7 @@ def test_librdkafka_transforms_a_topic_exactly_once_and_a_removed_member_commits
         assert offset_of(client, group, source) == (2, 0)
 
 
+@KILLED_OFTEN
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_an_end_whose_answer_was_lost_is_repeated(
     appliance: EmbeddedAppliance, gateway: str, is_killed: bool
