@@ -207,6 +207,10 @@ def test_an_offset_of_the_deleted_topic_is_refused_by_its_leader_epoch(
                  "require_stable": False}  # fmt: skip
         (found,) = client.ask(OFFSET_FETCH, 9, asked)["groups"][0]["topics"]
         assert found["partitions"][0]["committed_leader_epoch"] == epoch_of(client)
+        for of_another_cluster in (5, epoch_of(client) + 1, 2**31 - 1):
+            assert commit(client, of_another_cluster) == 0
+            (found,) = client.ask(OFFSET_FETCH, 9, asked)["groups"][0]["topics"]
+            assert found["partitions"][0]["committed_leader_epoch"] == -1
 
 
 def test_a_members_offset_in_a_deleted_topic_is_not_committed_in_the_one_of_its_name(

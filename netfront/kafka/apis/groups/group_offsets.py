@@ -105,10 +105,19 @@ def offset_commit(call: Call) -> Steps:
 
 
 def our_epoch(call: Call, place: tuple[str, int], partition: dict[str, Any]) -> int:
-    """The leader epoch of a partition's offset in a request; -1: it is not known; OF_DELETED."""
+    """The leader epoch of a partition's offset in a request; -1: it is not known; OF_DELETED.
+
+    One that has not begun is another cluster's. A client that got it back would be told that its
+    offset is lost.
+    """
     route = call.services.routes.find_by_name(*place)
-    epoch: int = partition.get("committed_leader_epoch", -1)
-    return -1 if route is None else from_kafka(route, epoch)
+    if route is None:
+        return -1
+    epoch = from_kafka(route, partition.get("committed_leader_epoch", -1))
+    if epoch <= 0:
+        return epoch
+    current = call.services.front.log_bounds.leader_epoch(route)
+    return -1 if 0 <= current < epoch else epoch
 
 
 def is_of_deleted_topic(call: Call, place: tuple[str, int], member_id: str) -> bool:
