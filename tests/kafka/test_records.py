@@ -68,16 +68,16 @@ def test_a_large_record_in_a_small_batch_is_appended(
     appliance: EmbeddedAppliance, gateway: str
 ) -> None:
     """Kafka counts what the producer has packed: `max.message.bytes` refused the record."""
-    make(appliance, "packed", max_message_bytes=65_536)
+    make(appliance, "packed-small", max_message_bytes=65_536)
     value = b"1234567890" * 50_000
     with RawKafka(gateway) as client:
-        entry = produce(client, "packed", batch(value, codec=CODECS.index("gzip")))
+        entry = produce(client, "packed-small", batch(value, codec=CODECS.index("gzip")))
         assert (entry["error_code"], entry["base_offset"]) == (0, 0), entry["error_message"]
-        found = fetch(client, "packed", 0)
+        found = fetch(client, "packed-small", 0)
         assert read_kafka_header(found["records"]).record_count == 1
-        entry = produce(client, "packed", batch(value))
+        entry = produce(client, "packed-small", batch(value))
         assert entry["error_code"] == KafkaError.MESSAGE_TOO_LARGE
-    assert [one.value for one in read_all(appliance, "packed", 1)] == [value]
+    assert [one.value for one in read_all(appliance, "packed-small", 1)] == [value]
 
 
 def test_a_request_that_unpacks_to_many_times_its_size_takes_bounded_memory(

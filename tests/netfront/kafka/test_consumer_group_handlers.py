@@ -34,6 +34,7 @@ class FakeGateway:
             timers=TimingWheel(0),
             now_ns=SECOND_NS,
             settings={
+                "group.session.timeout.min.ms": 1_000,
                 "group.session.timeout.max.ms": 60_000,
                 "groups.max": 2,
                 "group.members.max": 10,
