@@ -251,13 +251,18 @@ class ConsumerCoordinator:
             self.membership.polled_ns = self._now_ns()
 
     def is_loop_poll_due(self) -> bool:
-        """True if a loop polls before it delivers its next record."""
-        return self._now_ns() - self.membership.polled_ns >= LOOP_POLL_EVERY_NS
+        """True if a loop polls before it delivers its next record: in time, or because the
+        assignment may change.
+        """
+        membership = self.membership
+        return membership.has_events or (
+            self._now_ns() - membership.polled_ns >= LOOP_POLL_EVERY_NS
+        )
 
     def until_loop_poll(self) -> Iterator[None]:
         """Items without end, until `is_loop_poll_due`."""
         now_ns, membership = self._now_ns, self.membership
-        while now_ns() - membership.polled_ns < LOOP_POLL_EVERY_NS:
+        while not membership.has_events and now_ns() - membership.polled_ns < LOOP_POLL_EVERY_NS:
             yield
 
     def is_quiet(self, now_ns: int) -> bool:

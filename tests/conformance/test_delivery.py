@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tailrace import Admin, Consumer, NewTopic, Producer, ShareConsumer, TopicPartition
+from tailrace import Admin, Consumer, NewTopic, Producer, Record, ShareConsumer, TopicPartition
 from tailrace.aio import AsyncConsumer, AsyncShareConsumer
 from tailrace.core.errors import InvalidRequestError
 from tailrace.embedded_appliance import EmbeddedAppliance
@@ -524,6 +524,57 @@ def test_no_record_of_a_topic_comes_after_another_one_is_subscribed_to(
                 await done(consumer.subscribe([topic]))
                 (record,) = await done(consumer.poll(LONG_MS, 1))
                 came.append((record.topic, record.offset))
+        finally:
+            await done(consumer.close())
+        return came
+
+    came = (ThreadWorld() if kind is Consumer else LoopWorld()).run(body())
+    assert came == [(filled, 0), (other, 0), (filled, 1)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [
+        (Consumer, "`for record in consumer`"),
+        (AsyncConsumer, "`for record in consumer`"),
+        (AsyncConsumer, "`getone()`"),
+    ],
+    ids=["loop", "async-loop", "getone"],
+)
+def test_a_subscription_in_the_body_of_a_loop_holds_from_its_next_record_on(
+    appliance: EmbeddedAppliance, filled: str, kind: Any, way: str
+) -> None:
+    """A loop polls four times a second, and before that when its partitions may change."""
+    other = f"{filled}-other"
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+        admin.create_topics(NewTopic(other))
+        producer.send(other, b"0").result(60)
+
+    async def body() -> list[tuple[str, int]]:
+        consumer = kind(bootstrap=appliance.address, group_id=filled, auto_offset_reset="earliest")
+        came: list[tuple[str, int]] = []
+        later = [other, filled]
+
+        async def goes_on(record: Record) -> bool:
+            came.append((record.topic, record.offset))
+            if later:
+                await done(consumer.subscribe([later.pop(0)]))
+                return True
+            return False
+
+        try:
+            await done(consumer.subscribe([filled]))
+            if way == "`getone()`":
+                while await goes_on(await consumer.getone()):
+                    pass
+            elif kind is AsyncConsumer:
+                async for record in consumer:
+                    if not await goes_on(record):
+                        break
+            else:
+                for record in consumer:
+                    if not await goes_on(record):
+                        break
         finally:
             await done(consumer.close())
         return came
