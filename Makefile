@@ -23,10 +23,11 @@ demo: $(KERNEL) java
 	@$(BIN)/python -P -m bench.demo
 
 # Tests that share a fixture stay in one process; each other one goes to the process that is free (tests/conftest.py).
-# Six processes for two cores: a test waits for disks, timers and other processes over half of its time, and of four
-# processes' CPU a sixth stayed idle.
+# Four processes for two cores: a test waits for disks, timers and other processes over half of its time. Six in
+# `make test`, whose tests are short: four of them left about a sixth of the CPU idle.
+PROCESSES := 4
 # Each starts hundreds of interpreters: bytecode is kept though the environment may say otherwise.
-PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -P -m pytest -n 6 --dist loadgroup --no-loadscope-reorder
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -P -m pytest -n $(PROCESSES) --dist loadgroup --no-loadscope-reorder
 
 # The suites that go through the kernel, with the same functions in Python.
 test-pure: $(KERNEL)
@@ -37,6 +38,7 @@ kernel: $(STAMP)
 	@$(BUILD_KERNEL)
 
 # Under 8 minutes on 2 idle cores: fixed seeds, one case of each long matrix, Spark's main paths.
+test: PROCESSES := 6
 test: verify java services
 	$(PYTEST) -m "not long"
 
