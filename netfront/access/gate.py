@@ -135,15 +135,17 @@ class Gate:
     # ---- connections -----------------------------------------------------------------------------
 
     def allows(self, claim: Claim) -> bool:
-        """Decide about a connection. A known key is let in even if its user is disabled, so that
-        the response to its handshake can tell why it is refused.
+        """Decide about a connection. A known key is let in even if its user is disabled, and any
+        key while users cannot be read, so that the response to its handshake can tell why it is
+        refused: `admit` decides.
         """
         if not claim.key:
             return True  # whoever may open the socket learns at the handshake
         public = z85.encode(claim.key).decode()
         rights = self._rights
         return public == self._own_key or (
-            rights is not None and rights.users.by_key(public) is not None
+            rights is not None
+            and (rights.users.by_key(public) is not None or rights.users.is_unread)
         )
 
     def admit(self, claim: Claim | None) -> Principal:

@@ -225,3 +225,32 @@ def _public_key(context: str) -> str:
     found = resolve(context).credentials
     assert found is not None
     return found.public_key
+
+
+def test_whoever_connects_while_the_catalog_cannot_be_read_is_told_so(
+    tmp_path: pathlib.Path,
+) -> None:
+    directory = tmp_path / "data"
+    appliance = start_embedded(data_dir=str(directory), settings={"security.enabled": "true"})
+    try:
+        users = Users(appliance, tmp_path)
+        context = users.add("known")
+        content = (directory / "coordinator.db").read_bytes()
+        damage(directory)
+        with (
+            Admin(context, connect_timeout_ms=60_000) as admin,
+            pytest.raises(NotAuthenticatedError, match="cannot read its users"),
+        ):
+            admin.list_topics()
+        (directory / "coordinator.db").write_bytes(content)
+        wait_until(lambda: reads(context), "the users can be read again")
+    finally:
+        appliance.stop()
+
+
+def reads(context: str) -> bool:
+    try:
+        with Admin(context) as admin:
+            return admin.list_topics() == []
+    except NotAuthenticatedError:
+        return False
