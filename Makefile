@@ -17,7 +17,7 @@ PURE_TESTS := tests/tailrace/kernel tests/conformance \
 	$(addprefix tests/system/topics/test_,sparse_batches.py \
 	hash_slots.py::test_adding_partitions_under_load_keeps_the_order_of_every_key delays.py::test_records_come_when_they_are_due_in_due_order_and_never_early)
 
-.PHONY: deb rpm wheels packaging demo test test-all test-pure check verify services lakes kernel simulate simulate-transactions torture torture-delays torture-groups torture-transactions torture-spark fuzz load bench bench-peers bench-scale bench-delays bench-transactions bench-awaited-send bench-groups bench-rebalance bench-pairs bench-wakeups bench-kafka-records bench-idle bench-compaction bench-security bench-restarts bench-scan bench-spark bench-spark-sink bench-spark-streaming lint java prepare-spark clean
+.PHONY: deb rpm wheels packaging demo test test-all test-pure check verify services lakes kernel simulate simulate-transactions simulate-compaction torture torture-delays torture-groups torture-transactions torture-spark fuzz load bench bench-peers bench-scale bench-delays bench-transactions bench-awaited-send bench-groups bench-rebalance bench-pairs bench-wakeups bench-kafka-records bench-idle bench-compaction bench-security bench-restarts bench-scan bench-spark bench-spark-sink bench-spark-streaming lint java prepare-spark clean
 
 demo: $(KERNEL) java
 	@$(BIN)/python -P -m bench.demo
@@ -65,6 +65,9 @@ simulate: $(KERNEL)
 
 simulate-transactions: $(KERNEL)
 	@$(BIN)/python -P -m tests.sim --transactions $(or $(SECONDS),60) $(SEED)
+
+simulate-compaction: $(KERNEL)
+	@$(BIN)/python -P -m tests.sim --compaction $(or $(SECONDS),60) $(SEED)
 
 torture: $(KERNEL)
 	@$(BIN)/python -P -m tests.crash.torture $(or $(SECONDS),60) $(SEED)

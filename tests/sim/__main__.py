@@ -1,5 +1,6 @@
 """Schedules for as long as wanted, on every core: `make simulate SECONDS=600 SEED=1`, those of
-transactions with `make simulate-transactions`. Prints the seed of each that fails.
+transactions with `make simulate-transactions`, of compacted topics with `make simulate-compaction`.
+Prints the seed of each that fails.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from typing import Any
 from rich.progress import Progress
 
 from tests.sim import schedule, transaction_schedule
+from tests.sim.compaction import schedule as compaction_schedule
 
 TRANSACTIONS = "--transactions"
+COMPACTION = "--compaction"
 
 
 def _one(seed: int) -> tuple[int, int, str]:
@@ -27,6 +30,10 @@ def _one(seed: int) -> tuple[int, int, str]:
 
 def _one_of_transactions(seed: int) -> tuple[int, int, str]:
     return _run(transaction_schedule.run, seed)
+
+
+def _one_of_compaction(seed: int) -> tuple[int, int, str]:
+    return _run(compaction_schedule.run, seed)
 
 
 def _run(run: Callable[[int], Any], seed: int) -> tuple[int, int, str]:
@@ -43,8 +50,9 @@ def _run(run: Callable[[int], Any], seed: int) -> tuple[int, int, str]:
 
 
 def main() -> int:
-    arguments = [argument for argument in sys.argv[1:] if argument != TRANSACTIONS]
-    one = _one_of_transactions if TRANSACTIONS in sys.argv[1:] else _one
+    kinds = {TRANSACTIONS: _one_of_transactions, COMPACTION: _one_of_compaction}
+    arguments = [argument for argument in sys.argv[1:] if argument not in kinds]
+    one = next((kinds[argument] for argument in sys.argv[1:] if argument in kinds), _one)
     seconds = int(arguments[0]) if arguments else 60
     first = int(arguments[1]) if len(arguments) > 1 else int.from_bytes(os.urandom(4), "little")
     print(f"seeds from {first} on, for {seconds} s", flush=True)

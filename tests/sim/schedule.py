@@ -87,7 +87,7 @@ class Schedule:
         finally:
             for actor in self.actors:
                 if isinstance(actor, ProducerActor):
-                    _abandon(actor.producer._sender_thread)
+                    abandon(actor.producer._sender_thread)
             world.close()
 
     @property
@@ -477,7 +477,7 @@ class Schedule:
             return skip(reader, error)[1]
 
 
-def _abandon(sender: SenderThread) -> None:
+def abandon(sender: SenderThread) -> None:
     """Close what a producer of a schedule that is over has open. It can still be asked to wake its
     thread: by then, its numbers may mean other files.
     """

@@ -76,6 +76,8 @@ class Reader:
 class TransactionSchedule:
     """One seed's world."""
 
+    TOPICS: Sequence[str] = (WRITTEN, MADE)
+
     def __init__(self, seed: int, faults: Sequence[str] | None = None) -> None:
         """`faults`: those that happen; None: a choice of the seed's."""
         rng = self.rng = random.Random(f"transactions {seed}")
@@ -256,7 +258,7 @@ class TransactionSchedule:
         if "disk error" in self.faults:  # the operator has seen to the disk
             world.settle_servers()
             with Admin(ADDRESS, runtime=world.runtime) as admin:
-                for name in (WRITTEN, MADE):
+                for name in self.TOPICS:
                     admin.bring_online(name)
         deadline_ns = world.now_ns + 120 * SECOND
         for program in self.programs:

@@ -94,6 +94,10 @@ class Common:
     rng: random.Random
     history: TransactionHistory
     topics: dict[str, TopicInfo]
+    key_of: Callable[[bytes], bytes | None] = lambda _: None
+    """The key of a value."""
+    keeps_markers: bool = True
+    """False: the topics are compacted."""
 
 
 class Content(NamedTuple):
@@ -226,7 +230,8 @@ class Instance:
             self.part += 1
             common.history.send(self.token, place, values[-1])
         seed = info.seeds[place.partition]
-        rows = default_rows([TIME_US] * len(values), [None] * len(values), list(values), None)
+        keys = [common.key_of(value) for value in values]
+        rows = default_rows([TIME_US] * len(values), keys, list(values), None)
         data = arrow_codec.encode(
             rows, schema_id=info.schema_id, seed=seed, compression="none",
             first_timestamp_us=TIME_US, max_timestamp_us=TIME_US,
@@ -379,6 +384,8 @@ class Instance:
         prepared.
         """
         program, common = self.program, self.program.common
+        if not common.keeps_markers:
+            return
         for token, written in common.history.transactions.items():
             is_own = token.program.split(".")[0] == program.name
             if not is_own or token.owner >= self.owner or token not in program.producers:

@@ -64,6 +64,7 @@ from tests.sim.machine_parts import (
 )
 from tests.sim.network import Network, SimSocket
 from workers.append import worker
+from workers.clean import cleaner
 from workers.delays import scheduler
 from workers.flush import flusher, flusher_agent
 
@@ -79,6 +80,7 @@ class World:
 
     def __init__(self, rng: random.Random, *, workers: int = 1, data_dirs: int = 1) -> None:
         self.rng = rng
+        self.child_settings: dict[str, Any] = dict(CHILD_SETTINGS)
         self.now_ns = SECOND
         self.wall_offset_us = 1_700_000_000_000_000
         self.clock = Clock(lambda: self.now_ns, lambda: self.now_ns // 1000 + self.wall_offset_us)
@@ -328,6 +330,22 @@ class World:
             self._employ(Role.GROUPS, 0)
         if has_transactions:
             self._connect_transactions()
+        if not self._is_preempted:
+            self._hire_cleaners()
+
+    def _hire_cleaners(self) -> None:
+        """The supervisor: a flusher with a job for its cleaner has one."""
+        for index in range(len(self.data_dirs)):
+            has_job = self.control.process(Role.FLUSHER, index).load(ProcessWord.CLEANING)
+            name = process_name(Role.CLEANER, index)
+            child = next((child for child in self.children if child.name == name), None)
+            if has_job and child is None:
+                self._employ(Role.CLEANER, index)
+            elif not has_job and child is not None:
+                if child.agent is not None:
+                    child.agent.begin_stop()
+                    self.control.process(Role.CLEANER, index).store(ProcessWord.LIVE, 0)
+                self.children.remove(child)
 
     def _connect_transactions(self) -> None:
         """The supervisor: make the lanes between the transaction coordinator and each worker."""
@@ -361,7 +379,7 @@ class World:
             instance=INSTANCE.hex(), parent_pid=1, data_dirs=self.data_dirs,
             regions=self._names_with_spares(), doorbells={},
             settings={
-                **CHILD_SETTINGS, "workers": len(self._worker_dirs),
+                **self.child_settings, "workers": len(self._worker_dirs),
                 "worker_dirs": self._worker_dirs, "run": f"run-{self.run}",
                 "spare_workers": list(self._spares()),
                 "lost_memory": self._lost_memory,
@@ -384,6 +402,8 @@ class World:
             return worker.build(context, SimFiles(self.disk))
         if child.role is Role.FLUSHER:
             return flusher.build(context, SimFiles(self.disk))
+        if child.role is Role.CLEANER:
+            return cleaner.build(context, SimFiles(self.disk))
         if child.role is Role.SCHEDULER:
             return scheduler.build(context, SimFiles(self.disk))
         if child.role is Role.GROUPS:
@@ -446,6 +466,7 @@ class World:
             Role.GROUPS,
             Role.SCHEDULER,
             Role.WORKER,
+            Role.CLEANER,
             Role.FLUSHER,
             Role.CONTROLLER,
         ):

@@ -81,11 +81,13 @@ class Cleaner:
         self._unreported: CleaningReport | None = None
         """A report that a full disk has refused."""
         self._wait_until_ns = 0
+        self._now_ns = 0
         self._counted = CleaningReport(0)
         """Part of this job that is in the slot's counters."""
 
     def step(self, now_ns: int) -> int:
         """Do a part of the job."""
+        self._now_ns = now_ns
         if not self._is_ready:
             self._is_ready = True
             self._on_ready()
@@ -147,7 +149,15 @@ class Cleaner:
             return MergingPass(self._files, job, self._note_run)
         from workers.clean.cleaning_pass import CleaningPass
 
-        return CleaningPass(self._files, job, self._now_us, self._note_run)
+        return CleaningPass(self._files, job, self._clock_of(job), self._note_run)
+
+    def _clock_of(self, job: CleaningJob) -> Callable[[], int]:
+        """The time since which tombstones are counted. A wall clock that is set forward while the
+        job runs, of which the job's jumps do not know, makes none of them old.
+        """
+        if not job.made_ns:
+            return self._now_us
+        return lambda: min(self._now_us(), job.made_us + (self._now_ns - job.made_ns) // 1000)
 
     def _work(self, steps: Iterator[int], job: CleaningJob, now_ns: int) -> int:
         done = moved = 0

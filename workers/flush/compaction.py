@@ -385,6 +385,7 @@ class Compaction:
             job = job_of(
                 number, log, cut, self._jumps, self.settings,
                 keep_free_bytes=self._keep_free_bytes(), is_merge=not known.is_compacted,
+                made_us=now_us, made_ns=self._now_ns,
             )  # fmt: skip
             remove_cleaned(self._files, log.directory)
             cleaning_job.write_job(self._files, self._data_dir, job)

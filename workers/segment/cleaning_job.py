@@ -72,6 +72,10 @@ class CleaningJob(NamedTuple):
     """Room of the disk that the cleaner leaves."""
     is_merge: bool = False
     """True: small batches are merged, and every record stays. Each run is one segment."""
+    made_us: int = 0
+    """Wall clock when `jumps` were read, 0 in jobs of builds that did not say so."""
+    made_ns: int = 0
+    """Monotonic clock then."""
 
 
 class CleaningReport(NamedTuple):

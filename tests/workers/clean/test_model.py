@@ -151,6 +151,29 @@ def test_tombstones_go_after_their_time_and_not_before(tmp_path: pathlib.Path) -
         assert b.table.read(0).log_end_offset == 400
 
 
+def test_a_clock_that_is_set_forward_during_a_pass_makes_no_tombstone_old(
+    tmp_path: pathlib.Path,
+) -> None:
+    """The pass has the jumps of the clock up to its beginning."""
+    with bench(str(tmp_path)) as b:
+        world = World(b, random.Random(7))
+        slot = Control(b.regions["control"]).process(Role.FLUSHER, 0)
+        for number in range(100):
+            base = world.filler.batch(encoded([b"gone-%d" % number], [None], "none"), 1)
+            world.records[base] = (b"gone-%d" % number, None)
+        batches(world, 40)
+        world.settle()
+        world.clean()
+        batches(world, 40)
+        b.now_ns += 70_000_000_000
+        world.settle()
+        assert slot.load(ProcessWord.CLEANING), "the second pass begins"
+        b.now_us += 2 * 86_400_000_000
+        world.clean()
+        kept = {key for key, value in world.stored()[0].values() if value is None}
+        assert len([key for key in kept if key and key.startswith(b"gone")]) == 100
+
+
 def test_a_damaged_batch_stops_compaction_there_and_is_shown(tmp_path: pathlib.Path) -> None:
     with bench(str(tmp_path)) as b:
         world = World(b, random.Random(8))

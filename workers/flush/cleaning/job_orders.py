@@ -32,8 +32,12 @@ def job_of(
     *,
     keep_free_bytes: int,
     is_merge: bool,
+    made_us: int,
+    made_ns: int,
 ) -> CleaningJob:
-    """The job with this number. `cut`: the segments, in runs that become one segment each."""
+    """The job with this number. `cut`: the segments, in runs that become one segment each.
+    `made_us`, `made_ns`: both clocks at one time.
+    """
     assignment, settings = log.assignment, log.assignment.settings
     return CleaningJob(
         number=number, directory=log.directory, topic=assignment.topic,
@@ -62,4 +66,6 @@ def job_of(
         bytes_per_second=appliance.bytes_per_second,
         keep_free_bytes=keep_free_bytes,
         is_merge=is_merge,
+        made_us=made_us,
+        made_ns=made_ns,
     )  # fmt: skip
