@@ -80,11 +80,18 @@ cdef extern from *:
         return ((uint64_t)number << 1) ^ (uint64_t)(number >> 63);
     }
 
-    static inline int kafka_size(uint64_t bits) {
+    static inline __attribute__((always_inline)) int kafka_size(uint64_t bits) {
+        if (bits < 128) return 1;
+        if (bits < 1 << 14) return 2;
         return (70 - __builtin_clzll(bits | 1)) / 7;
     }
 
-    static inline uint8_t* kafka_put(uint8_t* at, uint64_t bits) {
+    static inline __attribute__((always_inline)) uint8_t* kafka_put(uint8_t* at, uint64_t bits) {
+        if (bits >= 128 && bits < 1 << 14) { /* two bytes, as most */
+            at[0] = (uint8_t)(bits | 128);
+            at[1] = (uint8_t)(bits >> 7);
+            return at + 2;
+        }
         while (bits > 127) {
             *at++ = (uint8_t)(bits | 128);
             bits >>= 7;
