@@ -4,7 +4,6 @@ once, in order, and nothing is committed before.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +16,8 @@ from tests.conformance.reading_front import KEY, DrivenConsumer
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 """What a handler raises while Python makes an end of an object, Python throws away."""
 COUNT = 24
-STEP = int(os.environ.get("INTERRUPT_STEP", "11"))
-"""Each eleventh point: all of them take minutes. INTERRUPT_STEP=1 takes them all."""
+STEPS = [pytest.param(23, id="each_23rd"), pytest.param(11, id="each_11th", marks=pytest.mark.long)]
+"""Points of a call at which a signal comes: each of them would take minutes."""
 
 
 class Program:
@@ -124,13 +123,14 @@ CALLS = [
 ]
 
 
+@pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("deserializes", [False, True], ids=["stored", "deserialized"])
 @pytest.mark.parametrize("prepare", CALLS, ids=lambda prepare: prepare.__name__.strip("_"))
 def test_a_signal_at_any_point_of_a_call_costs_no_record_and_commits_none(
-    prepare: Callable[[Program], Callable[[], object]], deserializes: bool
+    prepare: Callable[[Program], Callable[[], object]], deserializes: bool, step: int
 ) -> None:
     settings = {"value_deserializer": bytes.decode} if deserializes else {}
-    for point in points(step=STEP):
+    for point in points(step=step):
         program = Program(**settings)
         call = prepare(program)
         with at(point) as interruption:
@@ -140,8 +140,9 @@ def test_a_signal_at_any_point_of_a_call_costs_no_record_and_commits_none(
             return
 
 
-def test_a_signal_at_any_point_of_a_seek_leaves_the_old_position_or_the_new_one() -> None:
-    for point in points(step=STEP):
+@pytest.mark.parametrize("step", STEPS)
+def test_a_signal_at_any_point_of_a_seek_leaves_the_old_position_or_the_new_one(step: int) -> None:
+    for point in points(step=step):
         program = Program()
         next(iter(program.consumer))
         with at(point) as interruption:
@@ -156,10 +157,11 @@ def test_a_signal_at_any_point_of_a_seek_leaves_the_old_position_or_the_new_one(
             return
 
 
-def test_a_signal_at_any_point_of_a_close_commits_nothing_that_was_not_given_and_the_next_close_ends_the_consumer() -> (  # noqa: E501
-    None
-):
-    for point in points(step=STEP):
+@pytest.mark.parametrize("step", STEPS)
+def test_a_signal_at_any_point_of_a_close_commits_nothing_that_was_not_given_and_the_next_close_ends_the_consumer(  # noqa: E501
+    step: int,
+) -> None:
+    for point in points(step=step):
         program = Program()
         next(iter(program.consumer))
         with at(point) as interruption:

@@ -10,19 +10,21 @@ import sys
 
 import pytest
 
+from tests.kit.matrices import short
 from tests.kit.processes import HANG_LIMIT_S
 
-SUITE = ["test_producer.py", "test_admin.py", "test_producer_places.py", "test_closing.py"]
+SUITES = ["test_producer.py", "test_closing.py"], ["test_admin.py", "test_producer_places.py"]
 
 
-@pytest.mark.slow_because("four suites in a process of their own")
-def test_the_clients_of_threads_keep_to_the_suite_under_gevent() -> None:
+@pytest.mark.slow_because("suites in a process of their own")
+@pytest.mark.parametrize("suites", short(SUITES), ids=" ".join)
+def test_the_clients_of_threads_keep_to_the_suite_under_gevent(suites: list[str]) -> None:
     pytest.importorskip("gevent")
     folder = pathlib.Path(__file__).parent
     program = (
         "from gevent import monkey; monkey.patch_all()\n"
         "import sys, pytest\n"
-        f"sys.exit(pytest.main([*{[str(folder / name) for name in SUITE]!r}, '-q', '-k', 'not "
+        f"sys.exit(pytest.main([*{[str(folder / name) for name in suites]!r}, '-q', '-k', 'not "
         "loop and not signal and not cancelled']))"
     )
     done = subprocess.run(

@@ -1,8 +1,8 @@
 """A round of the file fuzzer, the same each time: every kind of file, damaged in the ways that are
 found most often.
 
-`make test` damages each kind once, in one way after the other; `make test-all` in each way, and
-with new seeds. More by `make fuzz FUZZ=files`.
+`make test` damages each second kind once, in one way after the other; `make test-all` each kind in
+each way, and with new seeds. More by `make fuzz FUZZ=files`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> FileFuzzer:
     "each kind of file needs a start of its own: what one damage does hides another"
 )
 def test_a_damaged_file_is_survived_or_named(fuzzer: FileFuzzer) -> None:
-    for kind, mutation in zip(fuzzer.kinds, itertools.cycle(USUAL), strict=False):
+    for kind, mutation in zip(fuzzer.kinds[::2], itertools.cycle(USUAL), strict=False):
         fuzzer.trial(kind=kind, mutation=mutation, is_killed=False)
 
 

@@ -18,12 +18,14 @@ from tests.fuzz.line import Line, Outcome
 from tests.fuzz.protocol_fuzzer import run
 from tests.fuzz.scripts import Message, Script
 from tests.kit import seeds
+from tests.kit.matrices import short
 from tests.kit.processes import HANG_LIMIT_S, children, wait_until
 
 
 @pytest.mark.slow_because("hundreds of connections with a witness beside them")
 @pytest.mark.parametrize(
-    ("seed", "scripts"), [(14, 500), pytest.param(seeds.base(), 10_000, marks=pytest.mark.long)]
+    ("seed", "scripts"),
+    [*short([(14, 250), (14, 500)]), pytest.param(seeds.base(), 10_000, marks=pytest.mark.long)],
 )
 def test_bent_requests_of_every_api_end_no_process_and_disturb_no_other_client(
     seed: int, scripts: int
