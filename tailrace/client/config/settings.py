@@ -73,7 +73,9 @@ class ProducerSettings:
         2**40,
     )
     max_block_ms: int = number_field(
-        60_000, "Longest time that send() blocks for memory or metadata before it raises, ms."
+        60_000,
+        "Longest time that send() blocks for memory or metadata before it raises, ms. 0: the first "
+        "send() to a topic raises while the metadata is fetched.",
     )
     max_request_size: int = number_field(
         1 << 20, "Largest record, batch, or request of several batches, bytes.", 1024, 64 << 20
