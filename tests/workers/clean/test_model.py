@@ -5,7 +5,9 @@ hand.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import pathlib
 import random
 from dataclasses import replace
@@ -35,7 +37,14 @@ from tests.kit.log_files.logs import Bench, bench, simulated_regions
 from tests.kit.log_files.simdisk import SimDisk, SimFiles
 from workers.flush.cleaning.chores import Chores
 from workers.flush.flusher_settings import FlusherSettings
-from workers.segment.segment_swap import CLEANED_INDEX_SUFFIX, CLEANED_SUFFIX, SWAP_FILE
+from workers.segment import segment_swap
+from workers.segment.files import DiskFiles
+from workers.segment.segment_swap import (
+    CLEANED_INDEX_SUFFIX,
+    CLEANED_SUFFIX,
+    SWAP_FILE,
+    CleanedRun,
+)
 
 
 def test_a_compacted_log_keeps_the_latest_of_each_key(tmp_path: pathlib.Path) -> None:
@@ -106,6 +115,45 @@ def test_records_of_a_key_too_many_for_the_table_are_found_in_ranges(
         assert compaction is not None
         compaction.settings = compaction.settings._replace(dedupe_bytes=24 * 40)
         world.clean()
+        world.check(cleaned=True)
+
+
+def open_segments(directory: str) -> list[str]:
+    """The segments in a directory that this process has open, removed ones included."""
+    targets = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            targets.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return [each for each in targets if each.startswith(f"{directory}/") and ".arrows" in each]
+
+
+def test_replaced_segments_are_open_in_the_cleaner_until_the_flusher_has_removed_their_names(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever closes the last descriptor frees the blocks, which takes long: it is the cleaner."""
+    carry_out = segment_swap.carry_out
+    swapped: list[set[str]] = []
+
+    def observed(files: DiskFiles, directory: str, run: CleanedRun) -> None:
+        replaced = {f"{directory}/{file_name(base)}" for base, _ in run.replaced}
+        swapped.append(replaced - set(open_segments(directory)))
+        carry_out(files, directory, run)
+
+    monkeypatch.setattr(segment_swap, "carry_out", observed)
+    with bench(str(tmp_path)) as b:
+        world = World(b, random.Random(3))
+        batches(world, 120)
+        slot = Control(b.regions["control"]).process(Role.FLUSHER, 0)
+        b.now_ns += 70_000_000_000
+        world.settle()
+        while slot.load(ProcessWord.CLEANING):
+            world.cleaner.step(b.now_ns)
+            b.now_ns += 1_000
+            world.settle()
+        world.cleaner.step(b.now_ns)
+        assert swapped
+        assert not any(swapped), "a segment was removed that nobody holds"
+        assert not [each for each in open_segments(f"{b.directory}/t-0") if "(deleted)" in each]
         world.check(cleaned=True)
 
 
