@@ -84,6 +84,8 @@ CRASH_POINTS = {
     "supervisor.after_recovery": "the flushers have recovered, the drained regions are still there",
     "move.copied": "the copy of a partition that moves is whole and synced, and has no name yet",
     "move.complete": "the copy of a partition that moves is in the bin of its new directory",
+    "move.delays_copied": "the copy of a delay log that moves has the scheduler's files, and lacks "
+    "others",
     "move.before_decision": "the controller has found the copy, the move is not decided",
     "move.after_decision": "the move is decided, no process was notified",
     "move.before_opening": "a partition that has moved is read there, it takes no batches yet",

@@ -65,6 +65,7 @@ def restored_topics(
     by_topic: dict[str, list[FoundPartition]] = {}
     for each in found:
         by_topic.setdefault(each.topic, []).append(each)
+    _leave_out_lonely_copies(by_topic)
     restored, wrong = Restored(), []
     slots = _Slots(live, slot_count)
     counts = Counter(dict.fromkeys(range(dir_count), 0))
@@ -145,6 +146,29 @@ def _restore(
         newest.schemas[decision.schema_id], dict(decision.given), rows, decision.created_us,
         bytes.fromhex(decision.delay_of), slot_counts, versions=_versions(newest, decision),
     )  # fmt: skip
+
+
+def _leave_out_lonely_copies(by_topic: dict[str, list[FoundPartition]]) -> None:
+    """A partition and that of its delay log are in one data directory. Where one was opened in
+    another directory, and the other was not yet, nothing was appended there: leave its copy out.
+    """
+    for log_name in [name for name in by_topic if name.endswith(DELAY_SUFFIX)]:
+        name = log_name.removesuffix(DELAY_SUFFIX)
+        places: dict[int, list[set[int]]] = {}
+        for at, each_name in enumerate((name, log_name)):
+            for each in by_topic.get(each_name, ()):
+                if not each.is_in_bin:
+                    places.setdefault(each.partition, [set(), set()])[at].add(each.data_dir)
+        for each_name in (name, log_name):
+            by_topic[each_name] = [
+                each
+                for each in by_topic.get(each_name, ())
+                if each.is_in_bin
+                or not (common := set.intersection(*places[each.partition]))
+                or each.data_dir in common
+            ]
+        if not by_topic[name]:
+            del by_topic[name]
 
 
 def _check_one_topic(known: list[tuple[FoundPartition, PartitionMetadata]]) -> None:

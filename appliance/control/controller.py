@@ -139,6 +139,7 @@ def build(
     )
     moves = PartitionMoves(catalog, moved, topics, publisher, changes, leases, host_view, start_ns)
     commands.begin_move = moves.begin
+    commands.is_moving = moves.is_moving
     _use_directory_states(catalog, publisher, host_view)
     audit = _audit_writer(context)
     description = ClusterDescription(

@@ -8,26 +8,24 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from appliance.catalog.catalog import PartitionRow, Topic, delay_log_of
+from appliance.catalog.catalog import Topic
 from appliance.control.host_view import HostView
 from appliance.control.placement.partition_placement import PartitionPlacement
 from tailrace.core.errors import InvalidRequestError
 
-_INSTEAD = (
-    "To empty its directory, make another topic (drained_dirs keeps it elsewhere), and let clients "
-    "use that"
-)
-
 
 def move_target(
-    topic: Topic,
-    row: PartitionRow,
+    topics: list[Topic],
+    number: int,
     path: Any,
-    topics: dict[str, Topic],
     host_view: HostView,
     placement: PartitionPlacement,
 ) -> int:
-    """The index of the directory that a partition may move to. Raises InvalidRequestError."""
+    """The index of the directory that a partition may move to. `topics`: its topic, and the delay
+    log that moves with it. Raises InvalidRequestError.
+    """
+    topic = topics[0]
+    row = topic.partitions[number]
     paths = host_view.dir_paths()
     target = next(
         (
@@ -49,18 +47,14 @@ def move_target(
             f"topic {topic.name!r} has worker.dedicated, and {paths[target]} can have no other "
             "worker now: raise dedicated_workers in the configuration, and restart"
         )
-    if delay_log_of(topic, topics) is not None:
-        raise InvalidRequestError(
-            f"topic {topic.name!r} has delayed records: its partitions cannot move. {_INSTEAD}"
-        )
-    name = f"{topic.name}-{row.partition}"
     try:
-        is_taken = name in host_view.names_in(target)
+        present = host_view.names_in(target)
     except OSError as error:
         raise InvalidRequestError(f"{paths[target]} cannot be read: {error}") from None
-    if is_taken:
-        raise InvalidRequestError(
-            f"{paths[target]}/{name} is there already: it was left by an earlier move or "
-            "copied; move it away"
-        )
+    for name in (f"{each.name}-{number}" for each in topics):
+        if name in present:
+            raise InvalidRequestError(
+                f"{paths[target]}/{name} is there already: it was left by an earlier move or "
+                "copied; move it away"
+            )
     return target

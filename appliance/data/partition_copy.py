@@ -7,6 +7,7 @@ Owner: `tailrace partition move`, one process a partition (a lock on the copy).
 
 Invariants:
 - `copied.json` names what is copied and synced. A file without a row there counts as not copied.
+- Of a bucket file of delayed records what `pending.json` names is copied: it does not change.
 - Of the newest segment, which grows, whole intact batches are copied. Some may not be synced: after
   a power loss, or when the log was cut, others can be at their positions. A copy goes on only in
   the boot that it was made in, and only if its last batch is still in the segment.
@@ -30,6 +31,7 @@ from tailrace.format.directory.data_dir import (
     PARTITION_FILE,
     bin_name,
 )
+from tailrace.format.directory.delay_files import PENDING_FILE, Manifest, PendingDamagedError
 from tailrace.format.directory.partition_metadata import PartitionMetadata
 from tailrace.format.segments.segment import (
     INDEX_SUFFIX,
@@ -47,8 +49,9 @@ GROWS = 0
 
 Entry = list[int]
 """Inode, size and time of what was copied; of a file that grows also the boot, and the position of
-the last batch.
+the last batch, or of the last bytes.
 """
+LAST_BYTES = 4096
 
 
 class CopyInUseError(RuntimeError):
@@ -107,9 +110,24 @@ class PartitionCopy:
                     copied += self._copy(file_name(base, suffix), advance, grows=is_newest)
                 except FileNotFoundError:  # removed by retention, or replaced by a cleaned segment
                     continue
+        for name, end in self._bucket_ends().items():
+            with suppress(FileNotFoundError):  # its rows are in others, which the next pass copies
+                copied += self._copy(name, advance, grows=True, end=end)
+        names = os.listdir(self._directory)
         self._copied = {name: row for name, row in self._copied.items() if name in names}
         checked_json.replace(f"{self._place}/{COPIED_FILE}", checked_json.encode(self._copied))
         return copied
+
+    def _bucket_ends(self) -> dict[str, int]:
+        """The bucket files of a delay log with the ends of what is valid in them. A damaged
+        `pending.json` fails the move when the partition is closed.
+        """
+        try:
+            with open(f"{self._directory}/{PENDING_FILE}", "rb") as file:
+                manifest = Manifest.decode(file.read())
+        except (FileNotFoundError, PendingDamagedError):
+            return {}
+        return {each.file_name: each.end for each in manifest.files}
 
     def discard(self) -> None:
         """Remove what was copied. Raises OSError."""
@@ -117,7 +135,10 @@ class PartitionCopy:
             os.unlink(f"{self._place}/{name}")
         self._copied = {}
 
-    def _copy(self, name: str, advance: Callable[[int], None], *, grows: bool) -> int:
+    def _copy(
+        self, name: str, advance: Callable[[int], None], *, grows: bool, end: int | None = None
+    ) -> int:
+        """`end`: of what is valid in a bucket file."""
         source = os.open(f"{self._directory}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             found = os.fstat(source)
@@ -128,8 +149,12 @@ class PartitionCopy:
                     return 0
                 if known[2] == GROWS and self._is_beginning(source, name, known):
                     start = known[1]
-            end, last = found.st_size, 0
-            if grows:
+            last = 0
+            if end is not None:
+                last = max(0, end - LAST_BYTES)
+            elif not grows:
+                end = found.st_size
+            else:
                 end, last = self._intact_end(source, found.st_size, name)
             if end < start:
                 start = 0

@@ -8,6 +8,8 @@ the wall clock to be set. Flushers ring it when a delay log, or a topic that has
 Invariants:
 - Every decision can be repeated from the logs (see `workers.delays.delay_partition`).
 - numpy and pyarrow are imported when the first topic with delays appears.
+- A partition whose log is closed for a move is closed here. It is opened again, from what is on
+  disk, when topic and delay log take batches and have one worker.
 
 Crash: a successor is fed the whole catalog and begins each partition with its manifest. Pending
 requests time out at their clients.
@@ -268,7 +270,14 @@ class Scheduler:
         self._assignments[key] = assignment
         log_key = (assignment.delay_log or key[0], assignment.partition)
         partition = self._open.get(log_key)
-        if partition is not None:
+        if partition is None:
+            return
+        present = partition.log if assignment.delay_of else partition.topic
+        place = assignment.data_dir, assignment.slot
+        if assignment.departing or place != (present.data_dir, present.slot):
+            self._requests.detach(log_key)
+            self._close(log_key)
+        else:
             partition.assign(assignment)
 
     def _close(self, key: tuple[str, int]) -> None:
@@ -286,7 +295,7 @@ class Scheduler:
             ):
                 continue
             topic = self._assignments.get((log.delay_of, log.partition))
-            if topic is None:
+            if topic is None or _is_moving(log, topic):
                 continue
             from workers.delays.delay_partition import DelayPartition
 
@@ -311,6 +320,7 @@ class Scheduler:
                     self._write, next(self._incarnations), self._now_ns, self._wall_us(),
                     self._link(log).lane.payload_max,
                 )  # fmt: skip
+                self._requests.attach(key, self._open[key])
             except Exception as error:  # boundary: files, schemas or metadata may be invalid
                 if not self._await_removal(key, error):
                     self._note_trouble(key, topic, error, is_open=False)
@@ -429,6 +439,13 @@ class Scheduler:
         link = self._fronts[requester.front]
         code, body = encode_reply(code, value, link.answers.payload_max)
         link.outbox.put((code, requester.session, requester.correlation_id, body))
+
+
+def _is_moving(log: Assignment, topic: Assignment) -> bool:
+    """True while a partition moves to another data directory, or one of its assignments is on its
+    way.
+    """
+    return bool(log.departing or topic.departing) or log.worker != topic.worker
 
 
 def _incarnations(name: str) -> Iterator[int]:

@@ -88,8 +88,10 @@ class MetadataPublisher:
         """Closed partitions: (topic id, partition) -> (directory that it moves to, name of the
         move; "" while it arrives).
         """
-        self.former_places: Callable[[], list[tuple[Topic, PartitionRow]]] = list
-        """(topic, former row) of partitions that have moved, and whose former slots are in use."""
+        self.former_places: Callable[[], list[tuple[Topic, PartitionRow, int]]] = list
+        """(topic, former row, worker there) of partitions that have moved, and whose former slots
+        are in use.
+        """
         self.feed_leases: Callable[[LaneSender], None] = lambda _out: None
         """Sends a flusher every lease: before FED, so that retention waits for them."""
         self.feed_rights: Callable[[LaneSender], None] = lambda _out: None
@@ -283,8 +285,7 @@ class MetadataPublisher:
         """Feed a worker the partitions that have moved away, closed: it keeps the decisions about
         transactions that were open there from being forgotten (docs/adr/0059).
         """
-        for topic, former in self.former_places():
-            worker = self.placement.former_worker_of(topic, former)
+        for topic, former, worker in self.former_places():
             if worker != out.index:
                 continue
             data_dir = self.placement.dir_index(former)
@@ -351,11 +352,10 @@ class MetadataPublisher:
                     assignment.topic_id, assignment.partition
                 ] = assignment
 
-    def publish_left(self, topic: Topic, row: PartitionRow) -> None:
+    def publish_left(self, topic: Topic, row: PartitionRow, worker: int) -> None:
         """Queue the end of a partition in its former place for its worker there, which passes it on
         to the flusher: it removes the files.
         """
-        worker = self.placement.former_worker_of(topic, row)
         dropped = Assignment(
             topic=topic.name, topic_id=topic.topic_id, partition=row.partition, partition_count=0,
             slot=row.slot, version=topic.version, worker=worker, front=0,

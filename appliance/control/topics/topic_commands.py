@@ -78,6 +78,8 @@ class TopicCommands:
         self._bin = topic_bin
         self.begin_move: Callable[[Topic, Any, bool], list[Topic]]
         """Decides an entry with `move` (`appliance.control.partition_moves`)."""
+        self.is_moving: Callable[[Topic], bool]
+        """True if a partition of the topic moves (`appliance.control.partition_moves`)."""
         self.deletions_kept_ms = 0
         """The setting topic.delete.retention.ms."""
         self.quotas: Sequence[str] = ()
@@ -305,6 +307,12 @@ class TopicCommands:
                 "it cannot get cleanup.policy=compact; copy it to a new topic"
             )
         needs_log = delay_log is None and given.get("delay.enabled")
+        if needs_log and self.is_moving(topic):  # its delay log would be in the other directory
+            raise TailraceError(
+                f"a partition of topic {topic.name!r} is moving, or its former files are still "
+                "being removed: enable delays when `tailrace partition list` shows no move",
+                ErrorCode.NOT_READY,
+            )
         delay_schema = self._delay_schema(topic.name, item, schema) if needs_log else b""
         if validate_only:
             return []

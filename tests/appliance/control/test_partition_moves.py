@@ -4,6 +4,7 @@ partition that cannot be opened in its new place goes back, if nothing can have 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,10 +48,11 @@ class Arrived:
                 dir_index=lambda row: row.data_dir,
                 assign=lambda _: None,
                 release_place=lambda _: None,
+                former_worker_of=lambda *_: 0,
             ),
             table=lambda _: self.table,
             have_readers_caught_up=lambda: True,
-            publish_left=lambda _, row: self.left.append(row),
+            publish_left=lambda _topic, row, _worker: self.left.append(row),
             departing={},
             to=lambda *_: None,
         )
@@ -63,7 +65,7 @@ class Arrived:
         )
         leases: Any = SimpleNamespace(names_of=lambda *_: set(self.leases), feed=lambda *_: None)
         host_view: Any = SimpleNamespace(dir_paths=lambda: ["first", "second"])
-        catalog: Any = SimpleNamespace(afterwards=lambda done, _: done())
+        catalog: Any = SimpleNamespace(afterwards=lambda done, _: done(), together=nullcontext)
         changes: Any = SimpleNamespace(carry_out=lambda _, topic: self.topics.update(t=topic))
         publisher.departing.update(closed_arrivals(rows))
         self.moves = PartitionMoves(
@@ -131,7 +133,7 @@ def test_the_former_place_is_fed_to_its_worker_until_its_end_is_sent() -> None:
     arrived = Arrived()
     arrived.leases.clear()
     places = arrived.publisher.former_places
-    assert [(topic.name, row) for topic, row in places()] == [("t", FORMER)]
+    assert [(topic.name, row) for topic, row, _worker in places()] == [("t", FORMER)]
     arrived.show(PRESENT.slot, end=10, stable=10)
     arrived.moves.step(2 * KEPT_NS)
     assert arrived.left == [FORMER]

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
-from typing import Protocol
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple, Protocol
 
 import orjson
+import psutil
 
-from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
+from shm.crash_points import CRASH_POINT_VARIABLE
+from tailrace import Admin, Consumer, NewTopic, Producer, TailraceError, TopicPartition
 from tests.kit.cli import run
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 SEGMENT_BYTES = 1 << 20
+
+
+class Armed(NamedTuple):
+    """An appliance with a crash point."""
+
+    address: str
+    data_dir: str
+    supervisor: psutil.Process
 
 
 class Addressed(Protocol):
@@ -76,3 +91,40 @@ def move(appliance: Addressed, target: pathlib.Path, *options: str, status: int 
 
 def await_removal(directory: pathlib.Path) -> None:
     wait_until(lambda: not directory.exists(), f"{directory} is removed")
+
+
+@contextmanager
+def armed(tmp_path: pathlib.Path, point: str) -> Iterator[Armed]:
+    address = f"ipc://{tmp_path}/s"
+    running = subprocess.Popen(
+        [sys.executable, "-P", "-m", "appliance.supervise.supervisor", "--listen", address,
+         "--set", f"data_dirs={directories(tmp_path)}", "--set", "ring_bytes=16777216"],
+        env={**os.environ, CRASH_POINT_VARIABLE: point}, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield Armed(address, f"{tmp_path}/data", psutil.Process(running.pid))
+    finally:
+        running.kill()
+        running.wait()
+
+
+def kill_in_move(appliance: Armed, target: pathlib.Path, *, flusher: bool) -> None:
+    """Have partition 0 moved until the armed process is killed, then kill all others."""
+    name = "tr-flusher-0" if flusher else "tr-controller"
+    [victim] = [
+        each
+        for each in appliance.supervisor.children()
+        if pathlib.Path(f"/proc/{each.pid}/comm").read_text().startswith(name)
+    ]
+    appliance.supervisor.suspend()  # it starts no other
+    with (
+        Admin(appliance.address, request_timeout_ms=1_000, connect_timeout_ms=1_000) as admin,
+        suppress(TailraceError),  # it may be killed before the answer
+    ):
+        admin.move_partition("orders", 0, str(target))
+    wait_until(lambda: victim.status() == psutil.STATUS_ZOMBIE, "it is killed")
+    others = appliance.supervisor.children(recursive=True)
+    for process in [*others, appliance.supervisor]:
+        process.kill()
+    psutil.wait_procs(others, timeout=HANG_LIMIT_S)

@@ -17,7 +17,7 @@ from functools import partial
 
 import pytest
 
-from tailrace import Admin, NewTopic, Producer, TailraceError
+from tailrace import Admin, Producer, TailraceError
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.appliances import compacted
 from tests.kit.appliances.killed_directories import start
@@ -188,29 +188,6 @@ def move_ends(appliance: EmbeddedAppliance, target: pathlib.Path) -> bool:
     """Move the partition. False if it stays this time."""
     move(appliance, target, status=None)
     return where(appliance) == target.name
-
-
-def test_partitions_that_cannot_move_are_named_and_a_drain_moves_the_others(
-    tmp_path: pathlib.Path,
-) -> None:
-    with two_directories(tmp_path / "data", tmp_path / "second") as running:
-        with Admin(running.address) as admin:
-            admin.create_topics(
-                [
-                    NewTopic("orders", 2),
-                    NewTopic("later", 2, {"delay.enabled": True}),
-                    NewTopic("own", 2, {"worker.dedicated": True}),
-                ]
-            )
-        done = run(
-            None, "disk", "drain", str(tmp_path / "second"), "--data-dir", running.data_dir,
-            "--bootstrap", running.address, status=1,
-        )  # fmt: skip
-        text = done.stderr.decode()
-        assert "orders" not in text
-        assert not list((tmp_path / "data").glob("moving/*")), "they are refused before a copy"
-        assert "delayed records" in text
-        assert "own" not in text
 
 
 @pytest.mark.root

@@ -5,27 +5,25 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from contextlib import suppress
 
-import psutil
 import pytest
 
-from shm.crash_points import CRASH_POINT_VARIABLE, CRASH_POINTS
+from shm.crash_points import CRASH_POINTS
 from tailrace import Admin, Consumer, NewTopic, Producer
-from tailrace.core.errors import InvalidRequestError, TailraceError, UnknownTopicError
+from tailrace.core.errors import InvalidRequestError, UnknownTopicError
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.appliances.killed_directories import start
 from tests.kit.appliances.moves import (
     Addressed,
+    armed,
     await_removal,
     create,
     directories,
+    kill_in_move,
     move,
     numbers,
     produce,
@@ -38,17 +36,10 @@ from tests.kit.processes import HANG_LIMIT_S, children, wait_until
 POINTS = [
     name
     for name in CRASH_POINTS
-    if name.startswith("move.") and name != "move.before_going_back"  # test_moves_in_trouble.py
+    if name.startswith("move.")
+    and name not in ("move.before_going_back", "move.delays_copied")  # tested beside
 ]
 CONTROLLERS = "move.before_decision", "move.after_decision", "move.before_opening"
-
-
-class Armed(NamedTuple):
-    """An appliance with a crash point."""
-
-    address: str
-    data_dir: str
-    supervisor: psutil.Process
 
 
 @pytest.fixture
@@ -188,9 +179,6 @@ def test_moves_that_cannot_be_are_refused_with_a_sentence(
     produce(appliance, range(10))
     assert "no data directory of this appliance" in move(appliance, tmp_path / "third", status=1)
     with Admin(appliance.address) as admin:
-        admin.create_topics([NewTopic("later", 1, {"delay.enabled": True})])
-        with pytest.raises(InvalidRequestError, match="delayed records"):
-            admin.move_partition("later", 0, str(tmp_path / "data"))
         with pytest.raises(InvalidRequestError, match="already"):
             admin.move_partition("orders", 0, str(tmp_path / "data"))
         with pytest.raises(InvalidRequestError, match="partitions 0 to 0"):
@@ -253,22 +241,6 @@ def test_a_directory_whose_drain_is_cancelled_gets_partitions_again(
     assert not [name for name in names if name.startswith("one")]
 
 
-@contextmanager
-def armed(tmp_path: pathlib.Path, point: str) -> Iterator[Armed]:
-    address = f"ipc://{tmp_path}/s"
-    running = subprocess.Popen(
-        [sys.executable, "-P", "-m", "appliance.supervise.supervisor", "--listen", address,
-         "--set", f"data_dirs={directories(tmp_path)}", "--set", "ring_bytes=16777216"],
-        env={**os.environ, CRASH_POINT_VARIABLE: point}, stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )  # fmt: skip
-    try:
-        yield Armed(address, f"{tmp_path}/data", psutil.Process(running.pid))
-    finally:
-        running.kill()
-        running.wait()
-
-
 def found(appliance: Addressed) -> list[int]:
     """The numbers; none while the topic is not known yet, as when its change is taken up."""
     with suppress(UnknownTopicError):
@@ -313,23 +285,7 @@ def test_an_appliance_killed_in_a_move_starts_with_the_partition_in_one_place(
     with armed(tmp_path, point) as appliance:
         create(appliance)
         produce(appliance, range(1_500))
-        name = "tr-controller" if point in CONTROLLERS else "tr-flusher-0"
-        [victim] = [
-            each
-            for each in appliance.supervisor.children()
-            if pathlib.Path(f"/proc/{each.pid}/comm").read_text().startswith(name)
-        ]
-        appliance.supervisor.suspend()  # it starts no other
-        with (
-            Admin(appliance.address, request_timeout_ms=1_000, connect_timeout_ms=1_000) as admin,
-            suppress(TailraceError),  # it may be killed before the answer
-        ):
-            admin.move_partition("orders", 0, str(tmp_path / "second"))
-        wait_until(lambda: victim.status() == psutil.STATUS_ZOMBIE, "it is killed")
-        others = appliance.supervisor.children(recursive=True)
-        for process in [*others, appliance.supervisor]:
-            process.kill()
-        psutil.wait_procs(others, timeout=HANG_LIMIT_S)
+        kill_in_move(appliance, tmp_path / "second", flusher=point not in CONTROLLERS)
     again = start(tmp_path / "data", data_dirs=directories(tmp_path))
     try:
         check_one_place(again, tmp_path, 1_500)

@@ -19,6 +19,7 @@ from appliance.data.partition_copy import CopyInUseError, Pace
 from shm.messages.lane_messages import Assignment
 from tailrace.format.crc32c import Readable
 from tailrace.format.directory.data_dir import ARRIVAL_FILE, bin_name
+from tailrace.format.directory.delay_files import PENDING_FILE, BucketEntry, Manifest
 from tailrace.format.segments.segment import INDEX_SUFFIX, file_name
 from tests.kit.batches import TIME_US, TOPIC_ID, make_batch, stamped
 from tests.kit.log_files.logs import assignment, bench
@@ -340,3 +341,83 @@ def test_a_swap_between_a_segment_and_its_index_is_copied_anew(tmp_path: pathlib
     arrived = tmp_path / "target" / "bin" / NAME
     for name in (first, file_name(1_000, INDEX_SUFFIX), second, segment.name):
         assert (arrived / name).read_bytes() == (directory / name).read_bytes()
+
+
+BUCKET = BucketEntry(2, 4096, 0, 0, 0, 1, 0)
+
+
+def write_pending(directory: pathlib.Path, *entries: BucketEntry, cursor: int = 0) -> None:
+    manifest = Manifest(TOPIC_ID.hex(), cursor, files=list(entries))
+    (directory / PENDING_FILE).write_bytes(manifest.encode())
+
+
+def complete_delays(segment: pathlib.Path, tmp_path: pathlib.Path, files: DiskFiles) -> int:
+    leaving = replace(departing(tmp_path / "target"), delay_of="ab" * 16)
+    return departure.complete_copy(files, str(segment.parent), leaving)
+
+
+def test_bucket_files_are_copied_up_to_what_the_manifest_names(tmp_path: pathlib.Path) -> None:
+    segment = written(tmp_path, 1)
+    bucket = segment.parent / BUCKET.file_name
+    bucket.write_bytes(b"a" * 9_000 + b"not valid")
+    (segment.parent / "2-0000000000008192-00000001.pending").write_bytes(b"not named")
+    (segment.parent / "00000000000000000007.refused").write_bytes(b"refused")
+    write_pending(segment.parent, replace(BUCKET, end=9_000))
+    assert copy(segment, tmp_path) == segment.stat().st_size + 9_000
+    with bucket.open("r+b") as file:  # it is appended to behind the mover
+        file.seek(9_000)
+        file.write(b"b" * 2_000)
+    write_pending(segment.parent, replace(BUCKET, end=10_000), cursor=9)
+    pending = (segment.parent / PENDING_FILE).read_bytes()
+    index = segment.with_suffix(INDEX_SUFFIX).stat().st_size
+    assert complete_delays(segment, tmp_path, DiskFiles()) < 1_000 + len(pending) + index + 4_000
+    arrived = tmp_path / "target" / "bin" / NAME
+    assert (arrived / BUCKET.file_name).read_bytes() == b"a" * 9_000 + b"b" * 1_000
+    assert (arrived / PENDING_FILE).read_bytes() == pending
+    assert (arrived / "00000000000000000007.refused").read_bytes() == b"refused"
+    assert [path.name for path in arrived.glob("*.pending")] == [BUCKET.file_name]
+
+
+class MovingRows(DiskFiles):
+    """The scheduler moves the rows of a bucket to another one while the copy is made."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        super().__init__()
+        self._directory = directory
+
+    def open_for_read(self, path: str) -> int:
+        old = self._directory / BUCKET.file_name
+        if path == str(old) and old.exists():
+            lower = replace(BUCKET, number=1, end=5)
+            (self._directory / lower.file_name).write_bytes(b"moved")
+            write_pending(self._directory, lower)
+            old.unlink()
+        return super().open_for_read(path)
+
+
+def test_a_manifest_that_is_replaced_while_it_is_copied_is_read_again(
+    tmp_path: pathlib.Path,
+) -> None:
+    segment = written(tmp_path, 1)
+    (segment.parent / BUCKET.file_name).write_bytes(b"rows")
+    write_pending(segment.parent, replace(BUCKET, end=4))
+    complete_delays(segment, tmp_path, MovingRows(segment.parent))
+    arrived = tmp_path / "target" / "bin" / NAME
+    assert [path.read_bytes() for path in arrived.glob("*.pending")] == [b"moved"]
+    assert (arrived / PENDING_FILE).read_bytes() == (segment.parent / PENDING_FILE).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(b"{", "is damaged"), (None, "of delayed records is missing")]
+)
+def test_a_damaged_manifest_or_a_missing_bucket_file_keeps_the_partition(
+    tmp_path: pathlib.Path, content: bytes | None, reason: str
+) -> None:
+    segment = written(tmp_path, 1)
+    write_pending(segment.parent, replace(BUCKET, end=4))
+    if content is not None:
+        (segment.parent / PENDING_FILE).write_bytes(content)
+    copy(segment, tmp_path)
+    with pytest.raises(OSError, match=reason):
+        complete_delays(segment, tmp_path, DiskFiles())
+    assert not list((tmp_path / "target").glob("bin/*"))

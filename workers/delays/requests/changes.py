@@ -133,6 +133,27 @@ class DelayChanges:
         self._caught = caught
         self._wall_us = wall_us
         self._changes: list[PendingChange] = []
+        self._detached: set[tuple[str, int]] = set()
+        """Partitions that are closed for a move: their changes wait."""
+
+    def detach(self, place: tuple[str, int]) -> None:
+        """Have the changes of a partition wait until it is opened again, which is closed now."""
+        if any(part.place == place for change in self._changes for part in change.parts):
+            self._detached.add(place)
+
+    def attach(self, place: tuple[str, int], partition: DelayPartition) -> None:
+        """Go on with the changes of a partition that was opened, and has read nothing yet. What its
+        log has of them shows when it is read.
+        """
+        from workers.delays.delay_log.ingest import Change
+
+        if place not in self._detached:
+            return
+        self._detached.discard(place)
+        for part in (part for change in self._changes for part in change.parts):
+            if part.place == place and part.partition.changes[part.token].outcomes is None:
+                part.partition = partition
+                partition.changes[part.token] = Change()
 
     @property
     def has_unsent(self) -> bool:
@@ -142,7 +163,16 @@ class DelayChanges:
     def deadlines(self) -> list[int]:
         """Return the times at which changes time out, or are sent again."""
         return [
-            min([change.deadline_ns, *(part.resend_ns for part in change.parts if part.is_sent)])
+            min(
+                [
+                    change.deadline_ns,
+                    *(
+                        part.resend_ns
+                        for part in change.parts
+                        if part.is_sent and part.place not in self._detached
+                    ),
+                ]
+            )
             for change in self._changes
         ]
 
@@ -373,6 +403,7 @@ class DelayChanges:
             self._changes.remove(change)
             count += 1
         if count and not self._changes:
+            self._detached.clear()
             for partition in self._open.values():
                 partition.intake.hints.clear()  # the rest belongs to refused changes
         return count
@@ -390,7 +421,8 @@ class DelayChanges:
         if is_known:
             self._respond(change.requester, ErrorCode.OK, {"results": change.results})
         elif now_ns >= change.deadline_ns or any(
-            self._open.get(part.place) is not part.partition for part in change.parts
+            self._open.get(part.place) is not part.partition and part.place not in self._detached
+            for part in change.parts
         ):
             self._respond(
                 change.requester,

@@ -208,6 +208,14 @@ class DelayRequests:
             self._serve(item)
         return before + len(due) - len(self._deferred)
 
+    def detach(self, place: tuple[str, int]) -> None:
+        """See `DelayChanges.detach`."""
+        self._changes.detach(place)
+
+    def attach(self, place: tuple[str, int], partition: DelayPartition) -> None:
+        """See `DelayChanges.attach`."""
+        self._changes.attach(place, partition)
+
     def advance_changes(self, now_ns: int) -> int:
         """See `DelayChanges.advance`."""
         return self._changes.advance(now_ns)
@@ -230,9 +238,15 @@ class DelayRequests:
         """Defer a request about a delay log that is known and not open. Raises NotSettledYet, or
         TailraceError after the wait.
         """
-        if any(requested(log) for log in self._opening()):
+        awaited = [log for log in self._opening() if requested(log)]
+        if awaited:
             if may_wait:
                 raise NotSettledYet
+            if any(log.departing for log in awaited):
+                raise TailraceError(
+                    "the partition is moving to another data directory; try again in a moment",
+                    ErrorCode.NOT_READY,
+                )
             raise TailraceError(
                 "the files of its pending records cannot be opened; the appliance's log says why",
                 ErrorCode.STORAGE_ERROR,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import click
@@ -13,10 +15,17 @@ from appliance.backup.source.point import Source, SourcePartition
 from appliance.cli.options.appliance_control import control_directory, data_dir_option
 from appliance.cli.options.shared import bootstrap_option, connect, json_option
 from appliance.cli.output import BYTES, echo, human_bytes, print_json, print_table, progress
-from appliance.data.partition_copy import CopyInUseError, Pace, opened, remove_left
+from appliance.data.partition_copy import (
+    CopyInUseError,
+    Pace,
+    PartitionCopy,
+    opened,
+    remove_left,
+)
 from tailrace.admin.admin import Admin
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError
+from tailrace.core.schedule.delays import delay_log_name
 from tailrace.core.units import bytes_of
 from tailrace.format.directory.data_dir import MOVING_DIRECTORY, bin_name
 from tailrace.format.directory.files import NO_SPACE
@@ -35,6 +44,13 @@ class Place(NamedTuple):
 
     found: SourcePartition
     data_dir: str
+    delay_log: SourcePartition | None = None
+    """The partition of the topic's delay log, which moves with it."""
+
+    @property
+    def logs(self) -> list[SourcePartition]:
+        """Its own log, then that of the delay log."""
+        return [self.found] if self.delay_log is None else [self.found, self.delay_log]
 
     @property
     def name(self) -> str:
@@ -70,8 +86,8 @@ def rate_of(text: str) -> int:
 
 
 def places(directory: str) -> list[Place]:
-    """The partitions of the appliance with this first data directory, delay logs left out. Raises
-    ClickException.
+    """The partitions of the appliance with this first data directory, each with that of its delay
+    log. Raises ClickException.
     """
     try:
         source = Source(directory)
@@ -85,7 +101,16 @@ def places(directory: str) -> list[Place]:
             source.close()
     except BackupError as error:
         raise click.ClickException(str(error)) from None
-    return [Place(each, os.path.dirname(each.directory)) for each in found]
+    logs = {(each.topic, each.partition): each for each in found if each.is_delay_log}
+    return [
+        Place(
+            each,
+            os.path.dirname(each.directory),
+            logs.get((delay_log_name(each.topic), each.partition)),
+        )
+        for each in found
+        if not each.is_delay_log
+    ]
 
 
 @command.command(name="list")
@@ -178,27 +203,20 @@ def move_partition(admin: Admin, place: Place, target: str, pace: Pace) -> tuple
     """Copy a partition, then have the appliance move it. Returns the bytes copied before it was
     closed and the seconds that it took no writes. Raises ClickException, TailraceError.
     """
-    found = place.found
     path = known_directory(admin, target)
     _check_movable(admin, place, path)
-    total = _size_of(found.directory)
+    total = sum(_size_of(each.directory) for each in place.logs)
     _check_room(admin, place, path, total)
-    copied = 0
     try:
-        with (
-            opened(found.directory, path, found.topic_id, found.partition, pace) as copy,
-            progress(f"copying {place.name}", total, BYTES) as bar,
-        ):
-            try:
-                for _ in range(PASSES_MAX):
-                    count = copy.catch_up(bar.advance)
-                    copied += count
-                    if count < CLOSE_BYTES:
-                        break
-            except OSError as error:
-                if error.errno in NO_SPACE:  # the directory has partitions of its own
-                    copy.discard()
-                raise
+        with ExitStack() as stack:
+            copies = [
+                stack.enter_context(
+                    opened(each.directory, path, each.topic_id, each.partition, pace)
+                )
+                for each in place.logs
+            ]
+            bar = stack.enter_context(progress(f"copying {place.name}", total, BYTES))
+            copied = _catch_up(copies, bar.advance)
     except CopyInUseError as error:
         raise click.ClickException(str(error)) from None
     except OSError as error:
@@ -208,6 +226,23 @@ def move_partition(admin: Admin, place: Place, target: str, pace: Pace) -> tuple
     began_s = _close(admin, place, path)
     _await_arrival(admin, place)
     return copied, time.monotonic() - began_s
+
+
+def _catch_up(copies: list[PartitionCopy], advance: Callable[[int], None]) -> int:
+    """Copy until the copies lack little. Returns the bytes copied. Raises OSError."""
+    copied = 0
+    try:
+        for _ in range(PASSES_MAX):
+            count = sum(copy.catch_up(advance) for copy in copies)
+            copied += count
+            if count < CLOSE_BYTES:
+                break
+    except OSError as error:
+        if error.errno in NO_SPACE:  # the directory has partitions of its own
+            for copy in copies:
+                copy.discard()
+        raise
+    return copied
 
 
 def _close(admin: Admin, place: Place, path: str) -> float:
@@ -254,8 +289,9 @@ def remove_left_copies(admin: Admin, known: list[Place]) -> None:
     for row in admin.describe_cluster()["data_dirs"]:
         path = str(row["path"])
         usable = {
-            bin_name(place.found.topic_id, place.found.partition)
+            bin_name(each.topic_id, each.partition)
             for place in known
+            for each in place.logs
             if os.path.realpath(place.data_dir) != os.path.realpath(path)
         }
         remove_left(path, usable)
@@ -271,8 +307,10 @@ def _check_room(admin: Admin, place: Place, path: str, total: int) -> None:
             f"{place.name} cannot move to {path}, which takes no writes ({row['state']}): "
             "`tailrace status` says why"
         )
-    found = place.found
-    copied = _size_of(f"{path}/{MOVING_DIRECTORY}/{bin_name(found.topic_id, found.partition)}")
+    copied = sum(
+        _size_of(f"{path}/{MOVING_DIRECTORY}/{bin_name(each.topic_id, each.partition)}")
+        for each in place.logs
+    )
     free = int(row["free_bytes"])
     reserve = min(int(row["reserve_bytes"]), int(row["total_bytes"]) // 8)
     if free - reserve < total - copied:
