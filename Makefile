@@ -17,7 +17,7 @@ PURE_TESTS := tests/tailrace/kernel tests/conformance \
 	$(addprefix tests/system/topics/test_,sparse_batches.py \
 	hash_slots.py::test_adding_partitions_under_load_keeps_the_order_of_every_key delays.py::test_records_come_when_they_are_due_in_due_order_and_never_early)
 
-.PHONY: deb rpm wheels packaging demo test test-all test-pure check verify services lakes kernel simulate simulate-transactions simulate-compaction torture torture-delays torture-groups torture-transactions torture-spark fuzz load bench bench-peers bench-scale bench-delays bench-transactions bench-awaited-send bench-groups bench-rebalance bench-pairs bench-wakeups bench-kafka-records bench-idle bench-compaction bench-security bench-restarts bench-scan bench-spark bench-spark-sink bench-spark-streaming lint java prepare-spark clean
+.PHONY: deb rpm wheels packaging demo test test-all test-pure check verify services lakes kernel simulate simulate-transactions simulate-compaction torture torture-delays torture-groups torture-transactions torture-spark fuzz load bench bench-peers bench-scale bench-delays bench-transactions bench-awaited-send bench-groups bench-rebalance bench-pairs bench-wakeups bench-kafka-records bench-idle bench-compaction bench-security bench-restarts bench-restore bench-scan bench-spark bench-spark-sink bench-spark-streaming lint java prepare-spark clean
 
 demo: $(KERNEL) java
 	@$(BIN)/python -P -m bench.demo
@@ -169,6 +169,10 @@ bench-kafka-records: $(KERNEL)
 # Longest time without an acknowledgement while an appliance is restarted under load. ARGS='5 rolling': rounds, kinds.
 bench-restarts: $(KERNEL)
 	@$(BIN)/python -P -m bench.at_rest.restart_gap $(ARGS)
+
+# A restore of GB=10 beside dd, and what a running backup costs producers; for a machine that does nothing else.
+bench-restore: $(KERNEL)
+	@$(BIN)/python -P -m bench.at_rest.restore $(or $(GB),10) $(or $(ROUNDS),3)
 
 bench-scale: $(KERNEL)
 	@$(BIN)/python -P -m bench.stages.scale
