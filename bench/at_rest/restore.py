@@ -27,10 +27,12 @@ LOAD_S = 20.0
 def tailrace(*arguments: str) -> float:
     """Run a command. Returns its seconds."""
     begun = time.perf_counter()
-    subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-P", "-m", "appliance.cli.main", *arguments],
-        check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        capture_output=True, check=False,
     )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(done.stderr.decode())
     return time.perf_counter() - begun
 
 
