@@ -8,6 +8,7 @@ import pathlib
 import signal
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -57,6 +58,9 @@ def test_a_topic_moves_while_its_records_come_due_and_are_cancelled(
                 producer.send("orders", b"%d" % number, deliver_after=delay).result(HANG_LIMIT_S)
                 sent.append(number)
 
+    def taken_on(count: int, ticks: int) -> bool:
+        return len(sent) > count + 50 and delivered(appliance)["tick"] > ticks + 3
+
     sender = threading.Thread(target=send)
     with Producer(appliance.address) as producer:
         every = Recurrence.every(dt.timedelta(milliseconds=50))
@@ -68,10 +72,7 @@ def test_a_topic_moves_while_its_records_come_due_and_are_cancelled(
             count, ticks = len(sent), delivered(appliance)["tick"]
             assert "orders:0 is in" in move(appliance, tmp_path / place)
             assert where(appliance) == place
-            wait_until(lambda count=count: len(sent) > count + 50, "records are taken there")
-            wait_until(
-                lambda ticks=ticks: delivered(appliance)["tick"] > ticks + 3, "it comes again"
-            )
+            wait_until(partial(taken_on, count, ticks), "records are taken there, and come again")
             await_only(tmp_path, place)
             assert not (tmp_path / other / "orders@delay-0").exists()
     finally:
