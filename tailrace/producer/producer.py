@@ -23,7 +23,7 @@ from tailrace.client.config.kafka_names import RenamedProducerMethods
 from tailrace.client.config.setting_fields import build, documented, merged
 from tailrace.client.config.settings import ProducerOptions, ProducerSettings
 from tailrace.client.connections.runtime import SYSTEM, Runtime
-from tailrace.client.connections.steps import Steps, call_json, operation, run
+from tailrace.client.connections.steps import Steps, call_json, operation, run, steps_of
 from tailrace.client.records.attached_records import AttachesRecords
 from tailrace.client.records.delay_changes import cancels_of, reschedules_of, without_ids
 from tailrace.client.records.partitioners import DefaultPartitioner, chosen_by
@@ -67,6 +67,8 @@ T = TypeVar("T")
 EXIT_TIMEOUT_S = 30.0
 FAILED_BLOCK_TIMEOUT_S = 5.0
 """Timeout of `close` at the end of a `with` block that raised."""
+CALLBACK_ROUNDS_MAX = 100
+"""`close` delivers what callbacks send in answer to each other, so many times in a row."""
 _live_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
@@ -280,6 +282,25 @@ class Producer(FastPathSender, FromContext, RenamedProducerMethods):
         yield from sender_thread.received(
             None if deadline_ns is None else max(0.0, (deadline_ns - sender_thread.now_ns()) / 1e9)
         )
+
+    def last_flush(self, timeout_s: float | None) -> Steps[None]:
+        """`flush`, and again while callbacks have sent more, CALLBACK_ROUNDS_MAX times at most."""
+        sender_thread = self._sender_thread
+        deadline_ns = None if timeout_s is None else sender_thread.now_ns() + int(timeout_s * 1e9)
+        for _ in range(CALLBACK_ROUNDS_MAX):
+            made_count = sender_thread.callbacks.made_count
+            yield from steps_of(Producer.flush)(
+                self,
+                None
+                if deadline_ns is None
+                else max(0.0, (deadline_ns - sender_thread.now_ns()) / 1e9),
+            )
+            yield from sender_thread.called_back(deadline_ns)
+            if (
+                not sender_thread.accumulator.incomplete_count
+                or sender_thread.callbacks.made_count == made_count
+            ):
+                return
 
     def _close_batches(self) -> list[ProducerBatch]:
         self._sender_thread.check_usable()
@@ -528,7 +549,7 @@ class Producer(FastPathSender, FromContext, RenamedProducerMethods):
         try:
             if self._transactions is not None:
                 self._run_steps(self._transactions.abandon(timeout_s))
-            self.flush(timeout_s)
+            self._run_steps(self.last_flush(timeout_s))
         except TailraceError:
             pass  # `stop` fails the records that were not delivered
         finally:

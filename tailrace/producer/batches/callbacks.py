@@ -24,6 +24,10 @@ class Callbacks:
         self._lock = lock
         self._wake = wake
         self.due: list[DueCallback] = []
+        self.made_count = 0
+        """Changes with every call of callbacks."""
+        self._callers: list[int] = []
+        """The threads that are in `make`. An interrupted one may still be noted."""
 
     def __bool__(self) -> bool:
         """True if a callback is due."""
@@ -33,8 +37,10 @@ class Callbacks:
         """Call everything that is due. Called without the lock."""
         while self.due:
             calls: Iterator[DueCallback] = iter(())
+            me = threading.get_ident()
             try:
                 with self._lock:
+                    self._callers.append(me)
                     calls, self.due = iter(self.due), []
                 # A signal handler cannot interrupt between taking a callback and calling it.
                 for callback, metadata, error in calls:
@@ -52,3 +58,12 @@ class Callbacks:
                     with self._lock:
                         self.due[:0] = left
                         self._wake()
+                with self._lock:
+                    self.made_count += 1
+                    if me in self._callers:
+                        self._callers.remove(me)
+
+    def is_called_elsewhere(self) -> bool:
+        """True if another thread is in a callback."""
+        me = threading.get_ident()
+        return any(caller != me for caller in list(self._callers))

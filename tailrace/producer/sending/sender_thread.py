@@ -48,6 +48,8 @@ from tailrace.producer.sending.sender import Sender
 T = TypeVar("T")
 WAIT_SLICE_NS = 20 * NS_PER_MS
 """Longest sleep of a thread at a time while another thread may receive its response."""
+CALLBACKS_WAIT_NS = 5_000 * NS_PER_MS
+"""The longest time that a close waits for the callbacks of other threads."""
 
 
 class SenderThread:
@@ -300,6 +302,17 @@ class SenderThread:
             yield Wait(deadline_ns)
             self.do(self._pump, False)
         return True
+
+    def called_back(self, deadline_ns: int | None) -> Steps[None]:
+        """Make the callbacks that are due, and wait until other threads have returned from theirs,
+        for at most CALLBACKS_WAIT_NS.
+        """
+        self.make_callbacks()
+        end_ns = self.now_ns() + CALLBACKS_WAIT_NS
+        if deadline_ns is not None:
+            end_ns = min(end_ns, deadline_ns)
+        while self.callbacks.is_called_elsewhere() and (now_ns := self.now_ns()) < end_ns:
+            yield Wait(min(end_ns, now_ns + WAIT_SLICE_NS))
 
     def received(self, timeout_s: float | None) -> Steps[None]:
         """With acks=0, wait until the front has read everything that was sent. Raises

@@ -175,3 +175,41 @@ def test_a_helper_that_fails_again_and_again_ends_every_handle(
             producer.send(made, b"y")
     assert any("helper" in record.message for record in caplog.records)
     producer.close(1)
+
+
+@pytest.mark.parametrize("count", [1, 200])
+def test_what_callbacks_send_while_the_producer_closes_is_delivered(
+    appliance: EmbeddedAppliance, made: str, count: int
+) -> None:
+    """Also what the callbacks of those records send, in turn."""
+    with Producer(appliance.address, linger_ms=1_000) as producer:
+
+        def answer(number: int) -> Callable[[object, object], None]:
+            def on_delivery(_metadata: object, _error: object) -> None:
+                if number < 3 * count:
+                    later = number + count
+                    producer.send(made, b"%d" % later, on_delivery=answer(later))
+
+            return on_delivery
+
+        for number in range(count):
+            producer.send(made, b"%d" % number, on_delivery=answer(number))
+    values = read_values(appliance, made, 4 * count)
+    assert sorted(int(value or b"-1") for value in values) == list(range(4 * count))
+
+
+def test_a_close_ends_while_callbacks_send_for_ever(
+    appliance: EmbeddedAppliance, made: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The send that comes too late raises in its callback, which is logged."""
+    calls: list[int] = []
+    with Producer(appliance.address) as producer, caplog.at_level(logging.ERROR, "tailrace"):
+
+        def on_delivery(_metadata: object, _error: object) -> None:
+            calls.append(1)
+            producer.send(made, b"x", on_delivery=on_delivery)
+
+        producer.send(made, b"x", on_delivery=on_delivery)
+        producer.close()
+    assert len(calls) > 50
+    assert "on_delivery raised" in caplog.text
