@@ -217,11 +217,17 @@ class RecordAppender:
         if waited is not None and waited.chooser is main:
             chosen = waited.chosen
         else:
-            chosen = self._partition_of(
-                main, key, partition, len(route.queues), may_be_new=waited is None
-            )
-            if chosen < 0:
-                return Outgoing(record, header_bytes)
+            chosen = self.choose(main, key, len(route.queues)) if partition is None else partition
+            if type(chosen) is not int:
+                chosen = partition_number(
+                    chosen, "what the partitioner returned" if partition is None else "partition"
+                )
+            if not 0 <= chosen < len(route.queues):
+                if partition is not None and waited is None and chosen > 0:
+                    return Outgoing(record, header_bytes)  # it may have been added since
+                raise PartitionOutOfRangeError(
+                    f"topic {topic!r} has partitions 0 to {len(route.queues) - 1}, not {chosen}"
+                )
         section, queue = self._section, route.queues[chosen]
         with section.lock:
             if section.is_torn:  # a section within a section, or one was interrupted
@@ -252,31 +258,6 @@ class RecordAppender:
         if self._callbacks.due:
             self._callbacks.make()
         return RecordFuture(added)
-
-    def _partition_of(
-        self,
-        route: TopicRoute,
-        key: bytes | None,
-        partition: int | None,
-        count: int,
-        *,
-        may_be_new: bool,
-    ) -> int:
-        """The partition of a record: the given one, or that of its key. -1: the given one may have
-        been added since (`may_be_new`). Raises InvalidRecordError, PartitionOutOfRangeError.
-        """
-        chosen = self.choose(route, key, count) if partition is None else partition
-        if type(chosen) is not int:
-            chosen = partition_number(
-                chosen, "what the partitioner returned" if partition is None else "partition"
-            )
-        if 0 <= chosen < count:
-            return chosen
-        if partition is not None and may_be_new and chosen > 0:
-            return -1
-        raise PartitionOutOfRangeError(
-            f"topic {route.info.name!r} has partitions 0 to {count - 1}, not {chosen}"
-        )
 
     def _add(
         self,
