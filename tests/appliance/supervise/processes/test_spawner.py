@@ -190,6 +190,7 @@ def test_what_is_no_request_costs_a_line_and_the_next_request_is_served(
 ) -> None:
     statuses, log = run_as_supervisor(
         """
+from tests.kit.processes import wait_until
 one = Spawner()
 one.fork_zygote()
 for garbage in (b"{", b"\\xff" * 40_000, b"[]", b'{"module": "os", "spec_fd": 7, "numbers": [7]}'):
@@ -197,13 +198,15 @@ for garbage in (b"{", b"\\xff" * 40_000, b"[]", b'{"module": "os", "spec_fd": 7,
 one._channel.setblocking(True)
 one._channel.send(b'{"module": "tests.kit.hosts.process_state", "spec_fd": 7, "numbers": [7, 8]}')
 status = ended(start(one, "after"))
-fds = sorted(os.listdir(f"/proc/{one._pid}/fd"), key=int)
+# The process that was started may end before the zygote has closed what came with its request.
+is_closed = lambda: len(os.listdir(f"/proc/{one._pid}/fd")) == 4
+wait_until(is_closed, "the descriptors that came with requests are closed")
 one.close()
-print(json.dumps([status, len(fds)]))
+print(json.dumps([status]))
 """,
         tmp_path,
     )
-    assert statuses == [0, 4], "the descriptors that came with it are closed"
+    assert statuses == [0]
     assert sum("received an invalid request" in line for line in log) == 5
 
 
