@@ -366,7 +366,7 @@ class AsyncProducer(LoopSender, AsyncClient, RenamedProducerMethods):
         try:
             if self._loop_connection.has_started:
                 await self._run(self._producer.abandon_steps(timeout_s))
-                await self._run(self._producer.last_flush(timeout_s))
+                await self.flush(timeout_s)
         except TailraceError:
             pass  # `stop` fails the records that were not delivered
         finally:

@@ -67,7 +67,7 @@ T = TypeVar("T")
 EXIT_TIMEOUT_S = 30.0
 FAILED_BLOCK_TIMEOUT_S = 5.0
 """Timeout of `close` at the end of a `with` block that raised."""
-CALLBACK_ROUNDS_MAX = 100
+CALLBACK_ROUNDS_MAX = 10
 """`close` delivers what callbacks send in answer to each other, so many times in a row."""
 _live_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
