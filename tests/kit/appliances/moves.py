@@ -118,12 +118,16 @@ def kill_in_move(appliance: Armed, target: pathlib.Path, *, flusher: bool) -> No
         if pathlib.Path(f"/proc/{each.pid}/comm").read_text().startswith(name)
     ]
     appliance.supervisor.suspend()  # it starts no other
-    with (
-        Admin(appliance.address, request_timeout_ms=1_000, connect_timeout_ms=1_000) as admin,
-        suppress(TailraceError),  # it may be killed before the answer
-    ):
-        admin.move_partition("orders", 0, str(target))
-    wait_until(lambda: victim.status() == psutil.STATUS_ZOMBIE, "it is killed")
+
+    def is_killed() -> bool:
+        with (
+            Admin(appliance.address, request_timeout_ms=1_000, connect_timeout_ms=1_000) as admin,
+            suppress(TailraceError),  # it may be killed before the answer, or be moving
+        ):
+            admin.move_partition("orders", 0, str(target))
+        return bool(victim.status() == psutil.STATUS_ZOMBIE)
+
+    wait_until(is_killed, "it is killed")
     others = appliance.supervisor.children(recursive=True)
     for process in [*others, appliance.supervisor]:
         process.kill()

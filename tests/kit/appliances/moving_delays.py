@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from tailrace import Admin, Consumer, NewTopic, Producer, TailraceError, TopicPartition
 from tailrace.core.errors import UnknownTopicError
+from tailrace.format.directory.delay_files import PENDING_FILE, Manifest
 from tests.kit.appliances.moves import Addressed, move, where
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 
@@ -35,8 +36,17 @@ def send_far(appliance: Addressed, count: int = FAR_COUNT) -> list[str]:
         ids = [str(each.result(HANG_LIMIT_S).delay_id) for each in sent]
     directory = pathlib.Path(appliance.data_dir) / "orders@delay-0"
     if count >= FAR_COUNT:
-        wait_until(lambda: any(directory.glob("*.pending")), "rows are in bucket files")
+        wait_until(lambda: bool(bucket_files(directory)), "rows are in bucket files")
     return ids
+
+
+def bucket_files(delay_log: pathlib.Path) -> list[str]:
+    """The bucket files that `pending.json` names."""
+    try:
+        manifest = Manifest.decode((delay_log / PENDING_FILE).read_bytes())
+    except FileNotFoundError:
+        return []
+    return [each.file_name for each in manifest.files]
 
 
 def send_due(appliance: Addressed, values: range, after_ms: int = 1) -> None:
