@@ -119,57 +119,62 @@ def schedule_by_send(address: str, topic: str, count: int) -> float:
     return count / (time.perf_counter() - begun)
 
 
+def _measure_pending(running: EmbeddedAppliance, found: list[dict[str, Any]]) -> None:
+    """Schedule PENDING records, and cancel some of them."""
+    with Admin(running.address, request_timeout_ms=60_000) as admin:
+        admin.create_topics(
+            [
+                NewTopic("far", 1, {"delay.enabled": True}),
+                NewTopic("one", 1),
+                NewTopic("sends", 1, {"delay.enabled": True}),
+            ]
+        )
+        tenth = PENDING // 10
+        rates = [schedule(running.address, "far", tenth)]
+        wait_for_pending(admin, "far", tenth)
+        memory = [scheduler_memory_mb(running)]
+        for _ in range(9):
+            rates.append(schedule(running.address, "far", tenth))
+        report("schedule 100 B by send_arrow, acks=1", "records/s", rates, found)
+        begun = time.perf_counter()
+        wait_for_pending(admin, "far", tenth * 10)
+        report(
+            "until the last of them is in its bucket file",
+            "s",
+            [time.perf_counter() - begun],
+            found,
+        )
+        memory.append(scheduler_memory_mb(running))
+        report(f"memory of the scheduler, {tenth:,} pending", "MB", memory[:1], found)
+        report(f"memory of the scheduler, {tenth * 10:,} pending", "MB", memory[1:], found)
+        report(
+            "schedule 100 B by send",
+            "records/s",
+            [schedule_by_send(running.address, "sends", 200_000) for _ in range(REPETITIONS)],
+            found,
+        )
+        ids = [
+            delay.delay_id
+            for _, delay in zip(range(10_000), admin.list_delays("far"), strict=False)
+        ]
+        begun = time.perf_counter()
+        refused = [error for error in admin.cancel_delays(ids).values() if error is not None]
+        assert not refused, refused[:1]
+        report(
+            "cancel, 2,000 in a request",
+            "records/s",
+            [len(ids) / (time.perf_counter() - begun)],
+            found,
+        )
+
+
 def part_scheduling(found: list[dict[str, Any]]) -> None:
     """Parts 1 and 2."""
     with tempfile.TemporaryDirectory(
         prefix="tailrace-delays-", dir=os.environ.get("TAILRACE_BENCH_DIR")
     ) as directory:
         running = start_embedded(data_dir=f"{directory}/data", auto_create_topics=False)
-        with Admin(running.address, request_timeout_ms=60_000) as admin:
-            admin.create_topics(
-                [
-                    NewTopic("far", 1, {"delay.enabled": True}),
-                    NewTopic("one", 1),
-                    NewTopic("sends", 1, {"delay.enabled": True}),
-                ]
-            )
-            tenth = PENDING // 10
-            rates = [schedule(running.address, "far", tenth)]
-            wait_for_pending(admin, "far", tenth)
-            memory = [scheduler_memory_mb(running)]
-            for _ in range(9):
-                rates.append(schedule(running.address, "far", tenth))
-            report("schedule 100 B by send_arrow, acks=1", "records/s", rates, found)
-            begun = time.perf_counter()
-            wait_for_pending(admin, "far", tenth * 10)
-            report(
-                "until the last of them is in its bucket file",
-                "s",
-                [time.perf_counter() - begun],
-                found,
-            )
-            memory.append(scheduler_memory_mb(running))
-            report(f"memory of the scheduler, {tenth:,} pending", "MB", memory[:1], found)
-            report(f"memory of the scheduler, {tenth * 10:,} pending", "MB", memory[1:], found)
-            report(
-                "schedule 100 B by send",
-                "records/s",
-                [schedule_by_send(running.address, "sends", 200_000) for _ in range(REPETITIONS)],
-                found,
-            )
-            ids = [
-                delay.delay_id
-                for _, delay in zip(range(10_000), admin.list_delays("far"), strict=False)
-            ]
-            begun = time.perf_counter()
-            refused = [error for error in admin.cancel_delays(ids).values() if error is not None]
-            assert not refused, refused[:1]
-            report(
-                "cancel, 2,000 in a request",
-                "records/s",
-                [len(ids) / (time.perf_counter() - begun)],
-                found,
-            )
+        _measure_pending(running, found)
         os.kill(running.pid, signal.SIGKILL)
         running.stop()
         begun = time.perf_counter()
@@ -177,7 +182,7 @@ def part_scheduling(found: list[dict[str, Any]]) -> None:
         with Producer(running.address, acks="all") as producer:
             producer.send("one", b"x").result(60)
             report(
-                f"SIGKILL with {tenth * 10:,} pending: start to first acks=all",
+                f"SIGKILL with {PENDING // 10 * 10:,} pending: start to first acks=all",
                 "ms",
                 [(time.perf_counter() - begun) * 1000],
                 found,

@@ -109,14 +109,7 @@ def _restore(
     newest = max(
         (file for _, file in known), key=lambda file: file.decision.version if file.decision else 0
     )
-    decision = newest.decision or _guessed(name, newest, max(by_number) + 1, now_us)
-    if newest.decision is None:
-        warnings.append(
-            f"topic={name} partitions={decision.partition_count} settings=unknown reason='written "
-            "by an older build: everything is kept for ever'"
-        )
-    if decision.schema_id not in newest.schemas:
-        raise SurveyError(f"{name}: its {PARTITION_FILE} lacks schema {decision.schema_id}.")
+    decision = _decision_of(name, newest, max(by_number) + 1, warnings, now_us)
     count = max(decision.partition_count, max(by_number) + 1)
     _check_none_is_missing(name, directories, by_number, count, warnings)
     topic_id = newest.topic_id
@@ -169,6 +162,22 @@ def _leave_out_lonely_copies(by_topic: dict[str, list[FoundPartition]]) -> None:
             ]
         if not by_topic[name]:
             del by_topic[name]
+
+
+def _decision_of(
+    name: str, newest: PartitionMetadata, count: int, warnings: list[str], now_us: int
+) -> Decision:
+    """The topic's decision; of an older build, which noted none, a guess. Raises SurveyError."""
+    decision = newest.decision
+    if decision is None:
+        decision = _guessed(name, newest, count, now_us)
+        warnings.append(
+            f"topic={name} partitions={decision.partition_count} settings=unknown reason='written "
+            "by an older build: everything is kept for ever'"
+        )
+    if decision.schema_id not in newest.schemas:
+        raise SurveyError(f"{name}: its {PARTITION_FILE} lacks schema {decision.schema_id}.")
+    return decision
 
 
 def _check_one_topic(known: list[tuple[FoundPartition, PartitionMetadata]]) -> None:

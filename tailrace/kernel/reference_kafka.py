@@ -277,6 +277,59 @@ def put_cell(out: bytearray, cell: bytes | None) -> None:
     out += cell
 
 
+def _checked_views(
+    buffers: Sequence[Readable],
+    nodes: Sequence[int],
+    first: int,
+    count: int,
+    offsets: Readable | None,
+) -> list[memoryview]:
+    """The columns' buffers, if they are as long as `nodes` says. Raises RecordFault."""
+    views = [memoryview(buffer).cast("B") for buffer in buffers]
+    rows = nodes[0]
+    if (
+        len(views) != COLUMN_BUFFERS or len(nodes) != 14 or first < 0 or count < 1
+        or first + count > rows
+        or any(length < 0 for length in nodes)
+        or not rows == nodes[2] == nodes[4] == nodes[6]
+        or nodes[10] < nodes[8] or nodes[12] < nodes[8]
+        or len(views[1]) < 8 * rows or len(views[9]) < 4 * (rows + 1)
+    ):  # fmt: skip
+        raise RecordFault(Fault.COLUMNS, 0)
+    _check(rows, views[0] if nodes[1] else None, 1)
+    _check(rows, views[8] if nodes[7] else None, 1)
+    _check(nodes[8], views[10] if nodes[9] else None, 1)
+    if offsets is not None and len(memoryview(offsets).cast("B")) < 8 * rows:
+        raise RecordFault(Fault.COLUMNS, 0)
+    return views
+
+
+def _put_headers(
+    record: bytearray,
+    views: Sequence[memoryview],
+    nodes: Sequence[int],
+    names: _Cells,
+    contents: _Cells,
+    row: int,
+) -> None:
+    """Encode the headers of a row. Raises RecordFault."""
+    start, end = _OFFSETS.unpack_from(views[9], 4 * row)
+    if not 0 <= start <= end <= nodes[8]:
+        raise RecordFault(Fault.COLUMNS, row)
+    if nodes[7] and not _bit(views[8], row):
+        end = start
+    if start < end:
+        names.go_on(start, end)
+        contents.go_on(start, end)
+    put_zigzag(record, end - start)
+    for header in range(start, end):
+        name, content = names.cell(header), contents.cell(header)
+        if nodes[9] and not _bit(views[10], header):
+            name = content = None
+        put_cell(record, name or b"")
+        put_cell(record, content)
+
+
 def records_to_kafka(
     buffers: Sequence[Readable],
     nodes: Sequence[int],
@@ -299,22 +352,8 @@ def records_to_kafka(
     Returns (`room` zeros and the records, the time in ms of the first row, the largest time).
     Raises RecordFault for columns that contradict themselves.
     """
-    views = [memoryview(buffer).cast("B") for buffer in buffers]
+    views = _checked_views(buffers, nodes, first, count, offsets)
     rows = nodes[0]
-    if (
-        len(views) != COLUMN_BUFFERS or len(nodes) != 14 or first < 0 or count < 1
-        or first + count > rows
-        or any(length < 0 for length in nodes)
-        or not rows == nodes[2] == nodes[4] == nodes[6]
-        or nodes[10] < nodes[8] or nodes[12] < nodes[8]
-        or len(views[1]) < 8 * rows or len(views[9]) < 4 * (rows + 1)
-    ):  # fmt: skip
-        raise RecordFault(Fault.COLUMNS, 0)
-    _check(rows, views[0] if nodes[1] else None, 1)
-    _check(rows, views[8] if nodes[7] else None, 1)
-    _check(nodes[8], views[10] if nodes[9] else None, 1)
-    if offsets is not None and len(memoryview(offsets).cast("B")) < 8 * rows:
-        raise RecordFault(Fault.COLUMNS, 0)
     keys = _Cells(views[2:5], rows, nodes[3])
     values = _Cells(views[5:8], rows, nodes[5])
     names = _Cells(views[11:14], nodes[10], nodes[11])
@@ -340,21 +379,7 @@ def records_to_kafka(
         put_zigzag(record, delta)
         put_cell(record, keys.cell(row))
         put_cell(record, values.cell(row))
-        start, end = _OFFSETS.unpack_from(views[9], 4 * row)
-        if not 0 <= start <= end <= nodes[8]:
-            raise RecordFault(Fault.COLUMNS, row)
-        if nodes[7] and not _bit(views[8], row):
-            end = start
-        if start < end:
-            names.go_on(start, end)
-            contents.go_on(start, end)
-        put_zigzag(record, end - start)
-        for header in range(start, end):
-            name, content = names.cell(header), contents.cell(header)
-            if nodes[9] and not _bit(views[10], header):
-                name = content = None
-            put_cell(record, name or b"")
-            put_cell(record, content)
+        _put_headers(record, views, nodes, names, contents, row)
         put_zigzag(out, len(record))
         out += record
         if len(out) > RECORDS_MAX_BYTES:
