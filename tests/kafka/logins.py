@@ -50,6 +50,15 @@ def connect(users: Users, user: str) -> RawKafka:
     return client
 
 
+def has_ended(client: RawKafka) -> bool:
+    """True if the gateway has closed a connection, since its login is over."""
+    try:
+        client.send(3, 9, {"topics": None})
+        return client.receive_bytes() is None
+    except ConnectionError:
+        return True
+
+
 class _Silent:
     def log(self, *_arguments: object, **_fields: object) -> None:
         """Keep librdkafka's lines about refusals out of the tests' output."""

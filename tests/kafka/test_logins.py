@@ -19,7 +19,15 @@ from confluent_kafka.admin import AdminClient
 
 from shm.rights.passwords import fields_of
 from tailrace import NewTopic
-from tests.kafka.logins import MATRIX, MECHANISMS, PASSWORD, add, kafka_python, librdkafka
+from tests.kafka.logins import (
+    MATRIX,
+    MECHANISMS,
+    PASSWORD,
+    add,
+    has_ended,
+    kafka_python,
+    librdkafka,
+)
 from tests.kit.appliances.secured import Users, secured
 from tests.kit.peers.raw_kafka import RawKafka, kill_gateway
 from tests.kit.processes import HANG_LIMIT_S, wait_until
@@ -268,14 +276,7 @@ def test_a_login_has_an_end_where_the_operator_wants_it(tmp_path: pathlib.Path) 
         with RawKafka(users.appliance.kafka_addresses[0]) as client:
             assert plain(client)["session_lifetime_ms"] == 1_500
 
-            def is_over() -> bool:
-                try:
-                    client.send(METADATA, 9, {"topics": None})
-                    return client.receive_bytes() is None
-                except ConnectionError:
-                    return True
-
-            wait_until(is_over, "the login's time is over")
+            wait_until(lambda: has_ended(client), "the login's time is over")
         producer = confluent_kafka.Producer(librdkafka(users, "shop"))
         results: list[Any] = []
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -77,6 +79,20 @@ def send(appliance: EmbeddedAppliance, topic: str, *values: bytes) -> None:
             producer.send(topic, value)
 
 
+@contextmanager
+def sharing(
+    appliance: EmbeddedAppliance,
+    gateway: str,
+    group: str,
+    topic: str,
+    configs: dict[str, Any] | None = None,
+) -> Iterator[Sharer]:
+    """The one member of a group that reads a new topic."""
+    topic_id = make(appliance, topic, configs)
+    with RawKafka(gateway) as client:
+        yield Sharer(client, group, topic, topic_id)
+
+
 def acquired(entry: dict[str, Any]) -> list[tuple[int, int, int]]:
     return [
         (run["first_offset"], run["last_offset"], run["delivery_count"])
@@ -87,9 +103,7 @@ def acquired(entry: dict[str, Any]) -> list[tuple[int, int, int]]:
 def test_a_member_is_told_of_a_topic_and_of_partitions_that_came_later(
     appliance: EmbeddedAppliance, gateway: str
 ) -> None:
-    topic_id = make(appliance, "shared-early")
-    with RawKafka(gateway) as client:
-        sharer = Sharer(client, "told", "shared-early", topic_id)
+    with sharing(appliance, gateway, "told", "shared-early") as sharer:
         told: dict[bytes, list[int]] = {}
 
         def heard() -> dict[bytes, list[int]]:
@@ -104,7 +118,7 @@ def test_a_member_is_told_of_a_topic_and_of_partitions_that_came_later(
         wait_until(lambda: heard().get(late_id) == [0], "the topic is assigned")
         with Admin(appliance.address) as admin:
             admin.create_partitions({"shared-early": 3})
-        wait_until(lambda: heard()[topic_id] == [0, 1, 2], "the partitions are assigned")
+        wait_until(lambda: heard()[sharer.topic_id] == [0, 1, 2], "the partitions are assigned")
         assert sharer.beat()["assignment"] is None
         kill_gateway(appliance)
     with RawKafka(gateway) as sharer.client:
@@ -117,15 +131,13 @@ def test_a_member_is_told_of_a_topic_and_of_partitions_that_came_later(
 def test_records_of_partitions_that_a_client_does_not_fetch_are_given_back(
     appliance: EmbeddedAppliance, gateway: str
 ) -> None:
-    topic_id = make(appliance, "shared-grown")
-    with RawKafka(gateway) as client:
-        sharer = Sharer(client, "grown", "shared-grown", topic_id)
+    with sharing(appliance, gateway, "grown", "shared-grown") as sharer:
         assert acquired(sharer.fetch()) == []
         with Admin(appliance.address) as admin:
             admin.create_partitions({"shared-grown": 2})
         with Producer(appliance.address) as producer:
             producer.send("shared-grown", b"a", partition=1).result()
-        place = {"topic_id": topic_id,
+        place = {"topic_id": sharer.topic_id,
                  "partitions": [{"partition_index": 1, "acknowledgement_batches": []}]}  # fmt: skip
         for _ in range(3):
             assert sharer.ask(FETCH, max_wait_ms=100)["responses"] == []
@@ -140,9 +152,7 @@ def test_records_of_partitions_that_a_client_does_not_fetch_are_given_back(
 def test_records_are_acquired_accepted_and_released(
     appliance: EmbeddedAppliance, gateway: str
 ) -> None:
-    topic_id = make(appliance, "shared")
-    with RawKafka(gateway) as client:
-        sharer = Sharer(client, "sharers", "shared", topic_id)
+    with sharing(appliance, gateway, "sharers", "shared") as sharer:
         assert acquired(sharer.fetch()) == []
         send(appliance, "shared", b"a", b"b", b"c", b"d")
         entry = sharer.fetch(max_wait_ms=60_000)
@@ -166,9 +176,7 @@ def test_records_are_acquired_accepted_and_released(
 def test_sessions_and_acknowledgements_that_do_not_fit_are_refused(
     appliance: EmbeddedAppliance, gateway: str
 ) -> None:
-    topic_id = make(appliance, "sessions")
-    with RawKafka(gateway) as client:
-        sharer = Sharer(client, "sessions", "sessions", topic_id)
+    with sharing(appliance, gateway, "sessions", "sessions") as sharer:
         lost = sharer.ask(FETCH, share_session_epoch=5)
         assert lost["error_code"] == KafkaError.SHARE_SESSION_NOT_FOUND
         sharer.fetch()
@@ -227,22 +235,20 @@ def test_a_consumer_group_is_not_made_a_share_group(
 def test_partitions_that_do_not_exist_are_named_in_the_answer(
     appliance: EmbeddedAppliance, gateway: str
 ) -> None:
-    topic_id = make(appliance, "shared-known")
-    with RawKafka(gateway) as client:
-        sharer = Sharer(client, "strange", "shared-known", topic_id)
+    with sharing(appliance, gateway, "strange", "shared-known") as sharer:
         topics = [
             {"topic_id": each, "partitions": [{"partition_index": index,
                                                "acknowledgement_batches": []}]}
-            for each, index in ((topic_id, 0), (topic_id, 9), (b"x" * 16, 0))
+            for each, index in ((sharer.topic_id, 0), (sharer.topic_id, 9), (b"x" * 16, 0))
         ]  # fmt: skip
         found = {
             (topic["topic_id"], part["partition_index"]): part["error_code"]
             for topic in sharer.ask(FETCH, topics=topics)["responses"]
             for part in topic["partitions"]
         }
-        assert found[topic_id, 9] == KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+        assert found[sharer.topic_id, 9] == KafkaError.UNKNOWN_TOPIC_OR_PARTITION
         assert found[b"x" * 16, 0] == KafkaError.UNKNOWN_TOPIC_ID
-        assert found.get((topic_id, 0), 0) == 0
+        assert found.get((sharer.topic_id, 0), 0) == 0
 
 
 @pytest.mark.parametrize("member_epoch", [3, -5])
@@ -266,9 +272,7 @@ def test_a_record_at_the_delivery_limit_becomes_a_dead_letter(
     appliance: EmbeddedAppliance, gateway: str
 ) -> None:
     limit = {"group.share.delivery.count.limit": 2}
-    topic_id = make(appliance, "poisoned", limit)
-    with RawKafka(gateway) as client:
-        sharer = Sharer(client, "poisoned", "poisoned", topic_id)
+    with sharing(appliance, gateway, "poisoned", "poisoned", limit) as sharer:
         release_twice(appliance, sharer, "poisoned")
         (letter,) = read_all(appliance, "poisoned.dlq", 1)
         assert (letter.value, letter.key) == (b"poison", None)
@@ -289,9 +293,7 @@ def test_a_dead_letter_that_cannot_be_written_stays_in_its_queue(
     schema = pa.schema([("row", pa.int64())])
     with Admin(appliance.address) as admin:
         admin.create_topics([NewTopic("unwritable", 1, schema=schema)])
-    topic_id = make(appliance, "kept", settings)
-    with RawKafka(gateway) as client:
-        sharer = Sharer(client, "keepers", "kept", topic_id)
+    with sharing(appliance, gateway, "keepers", "kept", settings) as sharer:
         release_twice(appliance, sharer, "kept")
         assert "kafka_dead_letter_not_written group=keepers" in appliance_log(appliance)
         with Admin(appliance.address) as admin:

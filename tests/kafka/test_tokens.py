@@ -17,7 +17,7 @@ import pytest
 
 from tailrace import NewTopic
 from tailrace.embedded_appliance import start_embedded
-from tests.kafka.logins import PASSWORD, add, librdkafka
+from tests.kafka.logins import PASSWORD, add, has_ended, librdkafka
 from tests.kit.appliances.secured import Users, secured
 from tests.kit.peers.bearer_tokens import Provider, first_message, token_settings, write_keys
 from tests.kit.peers.raw_kafka import RawKafka, kill_gateway
@@ -158,14 +158,7 @@ def test_a_session_ends_with_its_token(place: Place) -> None:
         lifetime_ms = log_in(client, place.provider.token(seconds=-28))["session_lifetime_ms"]
         assert 0 < lifetime_ms <= 2_000, "30 s for clocks that differ"
 
-        def is_over() -> bool:
-            try:
-                client.send(METADATA, 9, {"topics": None})
-                return client.receive_bytes() is None
-            except ConnectionError:
-                return True
-
-        wait_until(is_over, "the token's time is over")
+        wait_until(lambda: has_ended(client), "the token's time is over")
 
 
 def test_a_connection_takes_a_new_token_of_the_same_user_alone(place: Place) -> None:
