@@ -53,7 +53,7 @@ class PartitionFiles:
         of_topic = self._segments.setdefault(route.topic_id, {})
         known = of_topic.get(route.partition)
         key = state.active_segment_base, state.segment_count, state.files_version
-        if known is not None and known[0][2] != key[2]:
+        if known is None or known[0][2] != key[2]:  # None: they may be of before a swap
             self._drop_replaced(route)
         if known is not None and known[0] == key and known[1]:
             return known[1]
