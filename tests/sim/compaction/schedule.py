@@ -81,7 +81,7 @@ class TableReader:
                 raise
             return
         for record in records:
-            self._schedule.table.read(self.reading, record, now_ns, is_committed=self.is_committed)
+            self._schedule.table.read(self.reading, record, is_committed=self.is_committed)
 
     def next_wake_ns(self, now_ns: int) -> int:
         tick_ns = self.consumer._connection.next_tick_ns()
@@ -369,9 +369,7 @@ class CompactionSchedule(TransactionSchedule):
             while any(one.position(p) < ends[p] for one in consumers for p in self.places):
                 for record in reader.poll(100):
                     place = TopicPartition(str(record.topic), record.partition)
-                    found[place].append(
-                        self.table.read(reading, record, world.now_ns, is_committed=True)
-                    )
+                    found[place].append(self.table.read(reading, record, is_committed=True))
                 for one in self.table_readers:
                     one.pump()
                 assert world.now_ns < deadline_ns, (
