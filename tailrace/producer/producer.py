@@ -283,7 +283,7 @@ class Producer(FastPathSender, FromContext, RenamedProducerMethods):
             None if deadline_ns is None else max(0.0, (deadline_ns - sender_thread.now_ns()) / 1e9)
         )
 
-    def last_flush(self, timeout_s: float | None) -> Steps[None]:
+    def _last_flush(self, timeout_s: float | None) -> Steps[None]:
         """`flush`, and again while callbacks have sent more, CALLBACK_ROUNDS_MAX times at most."""
         sender_thread = self._sender_thread
         deadline_ns = None if timeout_s is None else sender_thread.now_ns() + int(timeout_s * 1e9)
@@ -549,7 +549,7 @@ class Producer(FastPathSender, FromContext, RenamedProducerMethods):
         try:
             if self._transactions is not None:
                 self._run_steps(self._transactions.abandon(timeout_s))
-            self._run_steps(self.last_flush(timeout_s))
+            self._run_steps(self._last_flush(timeout_s))
         except TailraceError:
             pass  # `stop` fails the records that were not delivered
         finally:
