@@ -386,7 +386,7 @@ class PartitionMoves:
         return 1
 
     def _states_of(self, each: Move, topics: list[Topic]) -> list[PartitionState]:
-        """What the flushers show of the parts in their places of now."""
+        """States of the parts in their present places, as the flushers show them."""
         rows = [topic.partitions[each.partition] for topic in topics]
         return [self._publisher.table(row).read(row.slot) for row in rows]
 

@@ -84,6 +84,13 @@ def test_readers_of_a_partition_that_is_offline_do_not_keep_everybody_busy() -> 
                 "one begins"
             ),
         ),
+        (
+            3490897294,
+            (
+                "a log that a flusher's successor could not open was revived in an epoch that its "
+                "worker had seen: its next batch left a gap"
+            ),
+        ),
     ],
 )
 def test_what_a_seed_has_found_stays_mended(seed: int, fault: str) -> None:

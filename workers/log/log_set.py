@@ -156,7 +156,9 @@ class LogSet:
                 log.change(assignment, replay=replay)
             else:
                 was_closed = log is not None and same and not log.is_open
-                shown_epoch = log.file.leader_epoch if log is not None and same else 0
+                # The table's: a log that a process could not open has no epoch of its own.
+                shown = self._table.read(slot)
+                shown_epoch = shown.leader_epoch if shown.topic_id == assignment.topic_id else 0
                 log = PartitionLog(self._files, self._data_dir, assignment, self.moved)
                 self._logs[slot] = log
                 self._open(log, replay=replay)
