@@ -241,11 +241,12 @@ def test_a_revived_log_has_on_its_disk_what_only_the_journal_held() -> None:
     check(workload.history, workload.readable())
 
 
-def test_a_disk_that_could_not_even_keep_the_refusal_begins_an_epoch_when_it_is_good_again() -> (
-    None
-):
+@pytest.mark.parametrize("opening", ["not tried", "fails", "succeeds"])
+def test_a_disk_that_could_not_even_keep_the_refusal_begins_an_epoch_when_it_is_good_again(
+    opening: str,
+) -> None:
     """The worker has appended above the log's end, and was told nothing of an epoch since: without
-    a new one its next batch would leave a gap.
+    a new one its next batch would leave a gap. `opening`: what a flusher's successor meets.
     """
     disk = SimDisk()
     workload = Workload(boot(disk, 0, 1), random.Random(3))
@@ -256,12 +257,25 @@ def test_a_disk_that_could_not_even_keep_the_refusal_begins_an_epoch_when_it_is_
         if operation != "read":
             raise OSError(errno.EIO, "broken", path)
 
+    def unreadable(operation: str, path: str) -> None:
+        if path.endswith(".arrows"):
+            raise OSError(errno.EIO, "broken", path)
+
     disk.hook = broken
     workload.send()
     workload.settle()
     told = workload.bench.table.read(0)
     assert (told.state, told.leader_epoch) == (SlotState.OFFLINE_FOR_WRITES, 1)
+    workload.send()
+    workload.bench.step_worker()  # takes the epoch up
+    if opening == "fails":
+        disk.hook = unreadable
+        workload.bench.kill_flusher()
+        workload.settle()
     disk.hook = None
+    if opening == "succeeds":
+        workload.bench.kill_flusher()
+        workload.settle()
     workload.bench.assign(
         dataclasses.replace(workload.bench.assignments[0], version=2, revive=True)
     )

@@ -156,13 +156,13 @@ class LogSet:
                 log.change(assignment, replay=replay)
             else:
                 was_closed = log is not None and same and not log.is_open
-                # The table's: a log that a process could not open has no epoch of its own.
+                # The table's: the disk may not have kept it, or not be readable.
                 shown = self._table.read(slot)
                 shown_epoch = shown.leader_epoch if shown.topic_id == assignment.topic_id else 0
                 log = PartitionLog(self._files, self._data_dir, assignment, self.moved)
                 self._logs[slot] = log
                 self._open(log, replay=replay)
-                if assignment.revive and (was_closed or log.file.leader_epoch < shown_epoch):
+                if log.file.leader_epoch < shown_epoch or (assignment.revive and was_closed):
                     log.begin_new_log(shown_epoch)
                 on_open(log)
             if assignment.delete_before > log.log_start_offset and not log.refusal:
