@@ -25,10 +25,10 @@ from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.fetch_loop import FetchLoop
 from tailrace.fetch.partition_position import PartitionPosition
 from tailrace.fetch.record_buffer import RecordBuffer
-from tailrace.group.committed_offsets import PositionLookup
 from tailrace.group.membership import Change, Membership, Partition
+from tailrace.group.offsets.committed_offsets import PositionLookup
+from tailrace.group.offsets.positions import PositionTracker
 from tailrace.group.paused_topics import PausedTopics
-from tailrace.group.positions import PositionTracker
 from tailrace.group.retry_partitions import read_as_retries
 from tailrace.group.subscription import Subscription, named_topics
 

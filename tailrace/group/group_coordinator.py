@@ -33,7 +33,6 @@ from tailrace.fetch.fetch_loop import FetchLoop
 from tailrace.fetch.partition_position import PartitionPosition
 from tailrace.fetch.record_buffer import RecordBuffer
 from tailrace.group.assignment import AssignedPartitions
-from tailrace.group.committed_offsets import PositionLookup, fetch_committed
 from tailrace.group.heartbeat import (
     LEAVE_STEP_NS,
     LEAVE_WAIT_NS,
@@ -47,7 +46,8 @@ from tailrace.group.membership import (
     Membership,
     Phase,
 )
-from tailrace.group.positions import PositionTracker
+from tailrace.group.offsets.committed_offsets import PositionLookup, fetch_committed
+from tailrace.group.offsets.positions import PositionTracker
 from tailrace.group.rebalance_listener import RebalanceCallbacks
 from tailrace.group.reconciliation import Reconciler
 from tailrace.group.retry_partitions import read_as_retries, retries_of

@@ -26,7 +26,7 @@ from tailrace.core.topic_partition import TopicPartition
 from tailrace.group.assignment import AssignedPartitions
 from tailrace.group.heartbeat import HeartbeatThread
 from tailrace.group.membership import NS_PER_MS, Change, ChangeKind
-from tailrace.group.positions import PositionTracker
+from tailrace.group.offsets.positions import PositionTracker
 from tailrace.group.rebalance_listener import RebalanceCallback, RebalanceCallbacks
 from tailrace.group.subscription import Subscription
 

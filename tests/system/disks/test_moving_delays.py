@@ -113,15 +113,21 @@ POINTS = [
 ]
 
 
+def filled(appliance: EmbeddedAppliance) -> set[str]:
+    """Make the topic, with records that come due soon, and far ones, whose ids are returned."""
+    create(appliance)
+    far = set(send_far(appliance))
+    send_due(appliance, range(200), after_ms=100)
+    return far
+
+
 @pytest.mark.slow_because("the former files are kept for 5 s")
 @pytest.mark.parametrize("point", short(p for p in POINTS if p != "move.before_going_back"))
 def test_a_process_killed_in_a_move_leaves_topic_and_delay_log_in_one_place(
     tmp_path: pathlib.Path, point: str
 ) -> None:
     with armed(tmp_path, point) as appliance:
-        create(appliance)
-        far = set(send_far(appliance))
-        send_due(appliance, range(200), after_ms=100)
+        far = filled(appliance)
         move(appliance, tmp_path / "second", status=None)
         check_one_place(appliance, tmp_path, 200, far)
         with Admin(appliance.address) as admin:
@@ -135,9 +141,7 @@ def test_an_appliance_killed_in_a_move_starts_with_both_in_one_place(
     tmp_path: pathlib.Path, point: str
 ) -> None:
     with armed(tmp_path, point) as appliance:
-        create(appliance)
-        far = set(send_far(appliance))
-        send_due(appliance, range(200), after_ms=100)
+        far = filled(appliance)
         kill_in_move(appliance, tmp_path / "second", flusher="copied" in point or "compl" in point)
     again = start(tmp_path / "data", data_dirs=directories(tmp_path))
     try:

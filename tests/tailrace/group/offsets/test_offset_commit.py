@@ -24,7 +24,7 @@ from tailrace.core.errors import (
     UnknownTopicIdError,
     error_for,
 )
-from tailrace.group.offset_commit import COMMITS_AT_ONCE, CommitQueue, commit_error
+from tailrace.group.offsets.offset_commit import COMMITS_AT_ONCE, CommitQueue, commit_error
 from tailrace.protocol.frame import JSON_MAX_BYTES
 from tailrace.protocol.session import Response
 

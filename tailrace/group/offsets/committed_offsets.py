@@ -18,7 +18,7 @@ from tailrace.core.errors import TailraceError, error_for
 from tailrace.core.records import OffsetAndMetadata
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.partition_position import PartitionPosition
-from tailrace.group.offset_commit import POLL_INTERVAL_NS, RETRY_NS
+from tailrace.group.offsets.offset_commit import POLL_INTERVAL_NS, RETRY_NS
 from tailrace.protocol.frame import Api
 from tailrace.protocol.json_messages import encode_json
 from tailrace.protocol.session import Response

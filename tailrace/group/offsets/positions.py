@@ -30,7 +30,7 @@ from tailrace.core.records import OffsetAndMetadata, Record
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.fetch_loop import FetchLoop
 from tailrace.fetch.record_buffer import RecordBuffer
-from tailrace.group.offset_commit import Callback, Commit, CommitQueue
+from tailrace.group.offsets.offset_commit import Callback, Commit, CommitQueue
 
 NS_PER_MS = 1_000_000
 CLOSE_COMMIT_MS = 10_000

@@ -1,0 +1,1 @@
+"""Offsets of a group's member: positions, commits, and what is committed."""
