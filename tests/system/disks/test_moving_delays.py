@@ -16,7 +16,7 @@ from shm.crash_points import CRASH_POINTS
 from tailrace import Admin, Consumer, NewTopic, Producer, Record, Recurrence, TailraceError
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.appliances.killed_directories import start
-from tests.kit.appliances.moves import armed, directories, kill_in_move, move, where
+from tests.kit.appliances.moves import Addressed, armed, directories, kill_in_move, move, where
 from tests.kit.appliances.moving_delays import (
     Canceller,
     await_delivered,
@@ -113,7 +113,7 @@ POINTS = [
 ]
 
 
-def filled(appliance: EmbeddedAppliance) -> set[str]:
+def filled(appliance: Addressed) -> set[str]:
     """Make the topic, with records that come due soon, and far ones, whose ids are returned."""
     create(appliance)
     far = set(send_far(appliance))
