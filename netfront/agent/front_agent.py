@@ -198,6 +198,7 @@ class Front:
             transport=transport, sessions=self._sessions, responses=self._responses,
             session_lifecycle=self._session_lifecycle, produce_service=self._produce_service,
             time_slicer=self._time_slicer, requests=slot.requests, gate=gate, now_ns=start_ns,
+            catch_up=self._forwarding.catch_up,
         )  # fmt: skip
         self._dispatcher.handlers = self._handlers(gate)
         self._use_quotas(quotas)
@@ -321,6 +322,10 @@ class Front:
         return self._catalog_feed.is_complete and not self._is_stopping
 
     # ---- agent -----------------------------------------------------------------------------------
+
+    def catch_up(self) -> None:
+        """Read what the controller has sent: see `ForwardingService.catch_up`."""
+        self._forwarding.catch_up()
 
     def step(self, now_ns: int) -> int:
         """Run one step of the loop. Return the amount of work done."""

@@ -60,9 +60,12 @@ class RequestDispatcher:
         time_slicer: TimeSlicer,
         requests: Counters,
         gate: Gate | None,
+        catch_up: Callable[[], None],
         now_ns: int,
     ) -> None:
-        """`requests` counts them by API. `gate` has the users and rights, None without users."""
+        """`requests` counts them by API. `gate` has the users and rights, None without users.
+        `catch_up` is called before each message: `ForwardingService.catch_up`.
+        """
         self._transport = transport
         self._sessions = sessions
         self._responses = responses
@@ -71,6 +74,7 @@ class RequestDispatcher:
         self._time_slicer = time_slicer
         self._requests = requests
         self._gate = gate
+        self._catch_up = catch_up
         self.handlers: dict[int, Handler] = {}
         """API -> its handler."""
         self.quotas: QuotaService | None = None
@@ -89,6 +93,7 @@ class RequestDispatcher:
             and (frames := self._transport.try_receive()) is not None
         ):
             count += 1
+            self._catch_up()
             self._handle(frames)
         return count
 

@@ -5,6 +5,8 @@ Owner: one front; its ends of the lanes to and from these processes.
 
 Invariants:
 - A message is consumed before it is handled. A failing message affects nothing else.
+- A request is handled behind everything that the controller had sent before it was read
+  (`catch_up`): its client may know of a change from another front.
 - The group coordinator is notified of the end of each session that has sent it a request, and of no
   other.
 """
@@ -149,6 +151,14 @@ class ForwardingService:
             if not forwarder.is_quiet(now_ns):
                 count += self._read(forwarder)
         return count
+
+    def catch_up(self) -> None:
+        """Read what the controller has sent. To be called between reading a request and handling
+        it: the controller updates every front before it answers a client.
+        """
+        link = self.controller.link
+        if link is not None and link.from_it.has_more():
+            self._read(self.controller)
 
     def pass_on(self) -> int:
         """Write queued requests to the lanes and ring each process once."""

@@ -111,6 +111,7 @@ class Dispatcher:
     def on_frames(self, connection: Connection) -> None:
         """Begin the requests of a connection that may begin."""
         try:
+            self._services.front.catch_up()
             self._begin_all(connection)
         except Exception as error:
             self._give_up(connection, error)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import shutil
+import signal
 import struct
 import subprocess
 
@@ -103,6 +105,25 @@ def test_topic_partitions_come_in_pages(appliance: EmbeddedAppliance, gateway: s
                 break
             asked["cursor"] = page["next_cursor"]
         assert seen == [("paged-a", n) for n in range(3)] + [("paged-b", n) for n in range(2)]
+
+
+def test_a_topic_that_another_front_has_made_is_known_to_the_next_request(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    """The request is in the gateway's socket when it wakes up, and the topic in its lane."""
+    with Admin(appliance.address) as admin, RawKafka(gateway) as client:
+        client.ask(METADATA, 9, ALL)
+        pid = gateway_pid(appliance)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            admin.create_topics([NewTopic("made-elsewhere", partitions=3)])
+            asked = {"topics": [{"name": "made-elsewhere"}], "allow_auto_topic_creation": False}
+            client.send(METADATA, 9, asked)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        (topic,) = client.receive(METADATA, 9)[1]["topics"]
+        assert topic["error_code"] == 0
+        assert [p["error_code"] for p in topic["partitions"]] == [0, 0, 0]
 
 
 def test_pipelined_requests_are_answered_in_order(gateway: str) -> None:

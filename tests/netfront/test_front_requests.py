@@ -15,6 +15,29 @@ from tailrace.core.error_codes import ERROR_TABLE, ErrorCode
 from tailrace.protocol.frame import Api, RequestHeader, decode_response_header
 from tests.kit.stepped.fronts import FakeClient, FakeFront, broken, message_of
 
+# ---- order ---------------------------------------------------------------------------------------
+
+
+def test_a_topic_whose_creator_is_answered_is_known_to_requests_that_are_read_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its creator, at another front, passes it on while this front is within a step."""
+    world = FakeFront(workers=1)
+    client = world.connect(b"client")
+    (assignment,) = FakeFront().add_topic("t", 1)
+    receive = world.transport.try_receive
+
+    def receive_behind_the_creation() -> list[bytes] | None:
+        frames = receive()
+        if frames is not None:
+            world.controller.tell(assignment)
+        return frames
+
+    monkeypatch.setattr(world.transport, "try_receive", receive_behind_the_creation)
+    (topic,) = client.ask(Api.METADATA, {"topics": ["t"]})[1]["topics"]
+    assert topic["topic_id"] == assignment.topic_id.hex()
+
+
 # ---- the boundary --------------------------------------------------------------------------------
 
 

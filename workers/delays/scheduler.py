@@ -424,6 +424,9 @@ class Scheduler:
             and len(link.outbox.waiting) < ANSWERS_MAX
             and (message := lane.peek()) is not None
         ):
+            if self._from_controller.has_more():  # the request may name a topic just created
+                self._read_controller()
+                self._open_partitions()
             requester, api, payload = (
                 Requester(front, message.session, message.correlation_id),
                 message.slot,

@@ -25,7 +25,12 @@ class ConnectionBench:
     def __init__(self) -> None:
         self.counted: list[str] = []
         services: Any = SimpleNamespace(
-            gate=None, logins=None, now_ns=1, monotonic_ns=lambda: 1, timers=TimingWheel(0)
+            gate=None,
+            logins=None,
+            now_ns=1,
+            monotonic_ns=lambda: 1,
+            timers=TimingWheel(0),
+            front=SimpleNamespace(catch_up=lambda: None),
         )
         self.services = services
         measurements: Any = SimpleNamespace(

@@ -24,7 +24,7 @@ from shm.memory.layout import (
 from shm.memory.region import Region
 from shm.messages.lane_messages import Assignment, LaneKind
 from shm.queues.doorbell import Doorbell
-from shm.queues.lane import LaneReader, LaneWriter
+from shm.queues.lane import LaneMessage, LaneReader, LaneWriter
 from shm.runtime.error_handler import CountedErrorHandler
 from shm.tables.control import Control
 from shm.tables.partition_table import PartitionState, PartitionTable
@@ -56,29 +56,14 @@ class Running:
             LaneWriter(regions["requests"]),
             LaneReader(regions["answers"]),
         )
-        feed = LaneWriter(regions["controller"])
-        world = DelayWorld(0)
+        self.feed = LaneWriter(regions["controller"])
         files = self.files = SimFiles(SimDisk())
         self.logs: list[Assignment] = []
         self.table = PartitionTable(memory.simulated(RegionKind.TABLE, TableLayout(16).size, 16))
-        for number, name in enumerate(names):
-            topic_id, log_id = bytes([number]) * 16, bytes([number + 100]) * 16
-            files.make_directory(f"/data/{name}@delay-0")
-            topic = replace(
-                world.topic, topic=name, topic_id=topic_id, slot=2 * number, delay_log=log_id.hex()
-            )
-            log = replace(
-                world.log,
-                topic=f"{name}@delay",
-                topic_id=log_id,
-                slot=2 * number + 1,
-                delay_of=topic_id.hex(),
-            )
-            self.logs.append(log)
-            for item in (topic, log):
-                assert feed.try_write(LaneKind.ASSIGN, 0, 0, 0, 0, 0, (item.encode(),))
-        assert feed.try_write(LaneKind.FED, 0, 0, 0, 1, 0, (b"",))
-        feed.commit()
+        for name in names:
+            self._assign(name)
+        assert self.feed.try_write(LaneKind.FED, 0, 0, 0, 1, 0, (b"",))
+        self.feed.commit()
         self.now_ns = SECOND_NS
         self.scheduler = Scheduler(
             files=files, data_dirs=["/data"],
@@ -94,6 +79,30 @@ class Running:
 
         if are_logs_made:
             self.make_logs()
+
+    def _assign(self, name: str) -> None:
+        number, world = len(self.logs), DelayWorld(0)
+        topic_id, log_id = bytes([number]) * 16, bytes([number + 100]) * 16
+        self.files.make_directory(f"/data/{name}@delay-0")
+        topic = replace(
+            world.topic, topic=name, topic_id=topic_id, slot=2 * number, delay_log=log_id.hex()
+        )
+        log = replace(
+            world.log,
+            topic=f"{name}@delay",
+            topic_id=log_id,
+            slot=2 * number + 1,
+            delay_of=topic_id.hex(),
+        )
+        self.logs.append(log)
+        for item in (topic, log):
+            assert self.feed.try_write(LaneKind.ASSIGN, 0, 0, 0, 0, 0, (item.encode(),))
+
+    def add_topic(self, name: str) -> None:
+        """A topic is created, and the scheduler is sent it."""
+        self._assign(name)
+        self.feed.commit()
+        self.make_logs()
 
     def make_logs(self) -> None:
         """Publish the delay logs, as their flusher does once they exist."""
@@ -228,6 +237,28 @@ def test_a_delay_log_that_cannot_be_opened_keeps_no_other_from_it(
         assert running.open_topics() == set()
     running.step(1.1)
     assert running.open_topics() == {"bad", "good"}
+
+
+def test_a_topic_whose_creator_is_answered_is_known_to_requests_that_are_read_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It comes while the scheduler is within a step."""
+    running = Running(["old"])
+    running.step()
+    peek = running.scheduler._fronts[0].requests.peek
+    arrivals = [(running.add_topic, "new")]
+
+    def peek_behind_the_creation() -> LaneMessage | None:
+        while arrivals:
+            add, name = arrivals.pop()
+            add(name)
+        return peek()
+
+    monkeypatch.setattr(running.scheduler._fronts[0].requests, "peek", peek_behind_the_creation)
+    running.ask(Api.LIST_DELAYS, {"topic": "new"})
+    running.step()
+    ((code, answer),) = running.answered()
+    assert (code, answer["delays"]) == (ErrorCode.OK, [])
 
 
 def test_a_request_that_fails_is_answered_and_not_read_again(
