@@ -8,7 +8,9 @@ Owner: the controller; a table beside the catalog's.
 Invariants:
 - A lease belongs to a partition of one topic and is deleted with it.
 - At most PER_PARTITION_MAX leases a partition and MAX in all, each for at most LEASE_MAX_MS of
-  elapsed time (`shm.runtime.elapsed_time`).
+  elapsed time (`shm.runtime.elapsed_time`). A user has at most a half of either.
+- A lease is its user's, which its front names in `user`: another user's of the same name is another
+  lease. It is kept as USER/NAME. Without users it is NAME.
 - A request is carried out completely or refused completely.
 
 Crash: SQLite recovers the table. A lease on the disk that was not sent goes to the flusher with the
@@ -170,7 +172,10 @@ class OffsetLeases(Generic[AWay]):
                 ErrorCode.NOT_READY,
             )
         requested = [self._checked(item) for item in items]
-        self._keep(name, ttl_ms, requested)
+        user = request.get("user")
+        owner = f"{user}/" if isinstance(user, str) and user else ""
+        name = f"{owner}{name}"
+        self._keep(name, ttl_ms, requested, owner)
         ways: dict[int, AWay] = {}
         for topic, row, offset in requested:
             way = self._flusher_of(row)
@@ -213,8 +218,9 @@ class OffsetLeases(Generic[AWay]):
         return topic, row, offset
 
     def _keep(
-        self, name: str, ttl_ms: int, requested: list[tuple[Topic, PartitionRow, int]]
+        self, name: str, ttl_ms: int, requested: list[tuple[Topic, PartitionRow, int]], owner: str
     ) -> None:
+        """`owner` begins the names of all leases of the user; empty: there are no users."""
         now_us = self._now_us()
         try:
             with Transaction(self._db):
@@ -224,7 +230,7 @@ class OffsetLeases(Generic[AWay]):
                     "DELETE FROM leases WHERE topic_id = ? AND partition = ? AND name = ?", keys
                 )
                 if ttl_ms:
-                    self._check_room({key[:2] for key in keys})
+                    self._check_room({key[:2] for key in keys}, owner)
                     ends_us = now_us + ttl_ms * 1000
                     rows = [
                         (*key, offset, ttl_ms, ends_us)
@@ -241,27 +247,37 @@ class OffsetLeases(Generic[AWay]):
                 ) from error
             raise StorageError(f"the lease cannot be stored: {error}") from error
 
-    def _check_room(self, partitions: set[tuple[bytes, int]]) -> None:
+    def _check_room(self, partitions: set[tuple[bytes, int]], owner: str) -> None:
         """Check that there is room for one more of each of these leases.
 
         Raises: InvalidRequestError.
         """
-        count, soonest_us = self._db.execute("SELECT count(*), min(ends_us) FROM leases").fetchone()
-        if count + len(partitions) > MAX:
+        self._check_count(len(partitions), MAX, "there are", owner)
+        for key in partitions:
+            noun = f"partition {key[1]} has"
+            self._check_count(
+                1, PER_PARTITION_MAX, noun, owner, "topic_id = ? AND partition = ?", key
+            )
+
+    def _check_count(
+        self, added: int, most: int, noun: str, owner: str,
+        where: str = "true", values: tuple[Any, ...] = (),
+    ) -> None:  # fmt: skip
+        query = f"SELECT count(*), min(ends_us) FROM leases WHERE {where}"
+        count, soonest_us = self._db.execute(query, values).fetchone()
+        if owner and count + added > most // 2:
+            query += " AND substr(name, 1, ?) = ?"
+            own, own_soonest_us = self._db.execute(query, (*values, len(owner), owner)).fetchone()
+            if own + added > most // 2:
+                raise InvalidRequestError(
+                    f"{noun} {own} leases of user {owner[:-1]!r}, and the limit of a user is "
+                    f"{most // 2}; release some (ttl_ms 0){self._until(own_soonest_us)}"
+                )
+        if count + added > most:
             raise InvalidRequestError(
-                f"there are {count} leases, and the limit is {MAX}; release some (ttl_ms "
+                f"{noun} {count} leases, and the limit is {most}; release some (ttl_ms "
                 f"0){self._until(soonest_us)}"
             )
-        for key in partitions:
-            count, soonest_us = self._db.execute(
-                "SELECT count(*), min(ends_us) FROM leases WHERE topic_id = ? AND partition = ?",
-                key,
-            ).fetchone()
-            if count >= PER_PARTITION_MAX:
-                raise InvalidRequestError(
-                    f"partition {key[1]} has {count} leases, which is the limit; release one "
-                    f"(ttl_ms 0){self._until(soonest_us)}"
-                )
 
     def _until(self, ends_us: int | None) -> str:
         return (

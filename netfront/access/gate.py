@@ -50,6 +50,7 @@ _NAME_USER = frozenset(
         int(Api.SHARE_ACQUIRE), int(Api.SHARE_ACKNOWLEDGE),
         int(Api.END_TRANSACTION), int(Api.INIT_TRANSACTIONS), int(Api.CREATE_BRANCHES),
         int(Api.JOIN_TRANSACTION), int(Api.DESCRIBE_TRANSACTION),
+        int(Api.LEASE_OFFSETS),
     )
 )  # fmt: skip
 _TOKENS = ("next", "after")
@@ -338,8 +339,8 @@ class Gate:
         return body if seen == request else orjson.dumps(seen)
 
     def with_user(self, principal: Principal, api: int, body: bytes) -> bytes:
-        """The body of a request, with its user in `user` where a member of a share group or an
-        owner of transactions belongs to one, and in the entries of changes of delayed records.
+        """The body of a request, with its user in `user` where a member of a group, an owner of
+        transactions or a lease belongs to one, and in the entries of changes of delayed records.
         """
         if api == Api.CHANGE_DELAYS:
             return orjson.dumps(with_owners(principal, orjson.loads(body), self.topic_name))

@@ -24,6 +24,7 @@ from typing import Any
 
 import orjson
 
+from netfront.access.user_entries import UserEntries
 from shm.rights.acl import READ, TOPIC
 from shm.rights.authorizer import Principal
 from tailrace.core.error_codes import ErrorCode
@@ -37,9 +38,8 @@ class MemberTopics:
     """Topics by member, and the checks of requests that name none."""
 
     def __init__(self) -> None:
-        self._topics: dict[str, dict[tuple[str, str], list[str]]] = {}
-        """By user, and by group and member id."""
-        self._count = 0
+        self._topics: UserEntries[tuple[str, str], list[str]] = UserEntries()
+        """By group and member id."""
 
     def heartbeat(self, principal: Principal, request: dict[str, Any]) -> None:
         """Note the topics of a heartbeat that was checked, or check those that it leaves out.
@@ -52,7 +52,7 @@ class MemberTopics:
         epoch = request.get("member_epoch")
         if isinstance(epoch, int) and epoch < 0:
             if isinstance(group, str) and isinstance(member_id, str):
-                self._forget(principal.user, (group, member_id))
+                self._topics.pop(principal.user, (group, member_id))
         elif request.get("kind") != "share":  # it gives its records back with SHARE_ACQUIRE
             _refuse_unless_all(principal, self._of(principal.user, group, member_id))
 
@@ -60,26 +60,15 @@ class MemberTopics:
         """The topics of a member. A malformed id has none: the group coordinator refuses it."""
         if not isinstance(group, str) or not isinstance(member_id, str):
             return []
-        return self._topics.get(user, {}).get((group, member_id), [])
+        return self._topics.get(user, (group, member_id)) or []
 
     def _learn(self, user: str, group: object, member_id: object, topics: Sequence[Any]) -> None:
         if not isinstance(group, str) or not isinstance(member_id, str):
             return
-        member = group, member_id
-        if member not in self._topics.get(user, ()):
-            if self._count >= MEMBERS_MAX:
-                most = max(self._topics, key=lambda each: len(self._topics[each]))
-                self._forget(most, next(iter(self._topics[most])))
-            self._count += 1
         names = sorted({name for name in topics if isinstance(name, str)})
-        self._topics.setdefault(user, {})[member] = names
-
-    def _forget(self, user: str, member: tuple[str, str]) -> None:
-        of_user = self._topics.get(user, {})
-        if of_user.pop(member, None) is not None:
-            self._count -= 1
-            if not of_user:
-                del self._topics[user]
+        self._topics.put(user, (group, member_id), names)
+        if self._topics.size > MEMBERS_MAX:
+            self._topics.pop(*self._topics.victim())
 
     def checked(self, principal: Principal, body: bytes) -> bytes:
         """The body of SHARE_ACQUIRE with the member's topics. Raises WireError if its user may not

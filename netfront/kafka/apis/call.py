@@ -91,9 +91,9 @@ class Call(NamedTuple):
         return "" if self.principal is None else self.principal.user
 
     @property
-    def client(self) -> tuple[str, str]:
-        """(client id, host), by which the connections of one client are told from others."""
-        return self.client_id, self.connection.address.rpartition(":")[0]
+    def client(self) -> tuple[str, str, str]:
+        """(client id, host, user), by which the connections of one client are told from others."""
+        return self.client_id, self.connection.address.rpartition(":")[0], self.user
 
     def may(self, operation: str, kind: str, name: str) -> bool:
         """True if the client's user may do this."""

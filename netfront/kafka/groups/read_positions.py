@@ -25,14 +25,14 @@ NAMES_MAX = 10_000
 PARTITIONS_MAX = 10_000
 """The most partitions of a connection that are known. The oldest go first."""
 CONNECTIONS_MAX = 16
-"""A client id and host with more connections that fetch is several clients, of which nothing is
-known.
+"""A client id of a host and user with more connections that fetch is several clients, of which
+nothing is known.
 """
 SEVERAL = b""
 Place = tuple[str, int]
 """(topic, partition)"""
-Client = tuple[str, str]
-"""(client id, host)"""
+Client = tuple[str, str, str]
+"""(client id, host, user)"""
 
 
 class _Read(NamedTuple):

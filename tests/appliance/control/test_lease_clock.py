@@ -1,5 +1,5 @@
 """Leases end by elapsed time: what is done to the wall clock neither ends them nor keeps them, over
-restarts of the controller too.
+restarts of the controller too. Each is its user's.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import orjson
 import pytest
 
 from appliance.catalog.catalog import Catalog
+from appliance.control import offset_leases
 from appliance.control.offset_leases import OffsetLeases
-from tailrace.core.errors import UnknownTopicIdError
+from tailrace.core.errors import InvalidRequestError, UnknownTopicIdError
 
 SECOND_NS = 1_000_000_000
 TTL_MS = 600_000
@@ -99,3 +100,30 @@ def test_a_lease_of_another_topic_of_the_name_is_refused(world: World) -> None:
     world.take(topic_id=world.topic.topic_id.hex())
     with pytest.raises(UnknownTopicIdError):
         world.take(topic_id="0" * 32)
+
+
+def test_a_lease_is_not_changed_by_another_user_with_its_name(world: World) -> None:
+    world.take(user="alice", ttl_ms=500_000)
+    world.take(user="bob", ttl_ms=0)
+    assert world.left_ms() == [500_000]
+    world.take(user="bob", ttl_ms=100_000)
+    assert sorted(world.left_ms()) == [100_000, 500_000]
+    world.take(user="alice", ttl_ms=0)
+    assert world.left_ms() == [100_000]
+
+
+@pytest.mark.parametrize("bound", ["MAX", "PER_PARTITION_MAX"])
+def test_a_user_has_half_of_the_leases_at_most(
+    world: World, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setattr(offset_leases, bound, 8)
+    for number in range(4):
+        world.take(user="bob", lease=f"{number}")
+    with pytest.raises(InvalidRequestError, match=r"4 leases of user 'bob'.*the limit of a user"):
+        world.take(user="bob", lease="one more")
+    world.take(user="bob", lease="3")  # renewed
+    for number in range(4):
+        world.take(user="alice", lease=f"{number}")
+    with pytest.raises(InvalidRequestError, match="8 leases, and the limit is 8"):
+        world.take(user="carol")
+    assert len(world.left_ms()) == 8

@@ -263,7 +263,8 @@ def test_requests_of_members_have_the_user_whom_the_client_cannot_name() -> None
         "offsets": [{"group": "g", "user": "a"}, ["t", 0, 1]],
     }  # fmt: skip
     for api in (
-        Api.SHARE_ACQUIRE, Api.SHARE_ACKNOWLEDGE, Api.GROUP_HEARTBEAT, Api.COMMIT_OFFSETS
+        Api.SHARE_ACQUIRE, Api.SHARE_ACKNOWLEDGE, Api.GROUP_HEARTBEAT, Api.COMMIT_OFFSETS,
+        Api.LEASE_OFFSETS,
     ):  # fmt: skip
         assert orjson.loads(gate.with_user(principal, api, b'{"user":"b"}')) == {"user": "a"}
     assert gate.with_user(principal, Api.LIST_GROUPS, b"{}") == b"{}"

@@ -9,7 +9,7 @@ from netfront.kafka.groups.read_positions import ReadPositions
 
 OLD, NEW = b"1" * 16, b"2" * 16
 PLACE = "orders", 0
-CLIENT = "app", "10.0.0.1"
+CLIENT = "app", "10.0.0.1", "alice"
 
 
 class Connection:
@@ -23,7 +23,8 @@ def test_a_position_in_a_deleted_topic_is_refused_once_and_its_commits_until_the
     assert not positions.is_stale(CLIENT, PLACE, OLD)
     assert positions.is_stale(CLIENT, PLACE, NEW)
     assert not positions.is_stale(CLIENT, ("orders", 1), NEW)
-    assert not positions.is_stale(("other", "10.0.0.1"), PLACE, NEW)
+    assert not positions.is_stale(("app", "10.0.0.1", "bob"), PLACE, NEW)
+    assert not positions.is_stale(("other", "10.0.0.1", "alice"), PLACE, NEW)
     assert not positions.fetch(connection, CLIENT, PLACE, NEW, 7)  # in the midst of what it got
     assert positions.fetch(connection, CLIENT, PLACE, NEW, 0)
     assert positions.fetch(connection, CLIENT, PLACE, NEW, 7)
@@ -68,5 +69,5 @@ def test_what_is_known_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         9,
     ]
     for number in range(100):
-        positions.fetch(Connection(), (f"c{number}", ""), PLACE, OLD, 4)
+        positions.fetch(Connection(), (f"c{number}", "", ""), PLACE, OLD, 4)
     assert len(positions._connections) < 30

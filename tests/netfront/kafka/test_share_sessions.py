@@ -10,8 +10,8 @@ from netfront.kafka.apis.share_groups.sessions import MemberKey, ShareMembers
 from netfront.kafka.wire.errors import KafkaError
 
 
-def key(name: str) -> MemberKey:
-    return "", "group", name
+def key(name: str, user: str = "") -> MemberKey:
+    return user, "group", name
 
 
 def test_a_session_that_nobody_began_leaves_no_member() -> None:
@@ -72,3 +72,23 @@ def test_members_that_are_forgotten_or_begin_again_give_their_partitions_back(
     members.forget(key("c"))
     members.end_session(key("b"))
     assert members.partition_count == 0
+
+
+def test_a_user_with_very_many_members_and_partitions_ends_its_own_sessions_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MEMBERS_MAX", 5)
+    monkeypatch.setattr(module, "PARTITIONS_MAX", 8)
+    members = ShareMembers()
+    alice = members.begin_session(key("a", "alice"))
+    for partition in (0, 1):
+        members.add_partition(key("a", "alice"), ("t", partition))
+    for number in range(50):
+        members.begin_session(key(str(number), "bob"))
+        for partition in range(4):
+            members.add_partition(key(str(number), "bob"), ("t", partition))
+    assert members.in_session(key("a", "alice")) is alice
+    assert len(alice.partitions) == 2
+    assert members.partition_count <= 8
+    assert members.get(key("40", "bob")) is None
+    assert members.get(key("49", "bob")) is not None

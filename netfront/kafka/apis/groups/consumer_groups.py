@@ -15,9 +15,9 @@ from netfront.kafka.apis.call import Call, RefusedError
 from netfront.kafka.apis.cluster.group_settings import session_timeout_ms, setting_of
 from netfront.kafka.apis.groups.classic_groups import check_group_name
 from netfront.kafka.apis.groups.topic_patterns import (
+    forget_pattern,
     kept_text,
     matched_topics,
-    patterns_of,
     restore,
 )
 from netfront.kafka.apis.pause import give_way
@@ -36,8 +36,13 @@ STATES = {
 }  # fmt: skip
 CONSUMER_MEMBER = 1
 """Type of a member in ConsumerGroupDescribe: of the newer protocol."""
-GONE = (ErrorCode.UNKNOWN_MEMBER, ErrorCode.FENCED_MEMBER, ErrorCode.UNKNOWN_GROUP)
-"""Errors of a member that has to join again, and sends its pattern then."""
+GONE = (
+    ErrorCode.UNKNOWN_MEMBER, ErrorCode.FENCED_MEMBER, ErrorCode.UNKNOWN_GROUP,
+    ErrorCode.NOT_AUTHORIZED,
+)  # fmt: skip
+"""Errors of a member that has to join again, and sends its pattern then, or that is another
+user's.
+"""
 
 
 def heartbeat(call: Call) -> Steps:
@@ -60,11 +65,11 @@ def heartbeat(call: Call) -> Steps:
     if epoch >= JOIN_EPOCH:
         asked |= _changes(call, member_id)
     else:
-        patterns_of(call).pop((name, member_id), None)
+        forget_pattern(call, member_id)
     answer = yield call.ask(Api.GROUP_HEARTBEAT, asked)
     if answer.code is not ErrorCode.OK:
         if answer.code in GONE:
-            patterns_of(call).pop((name, member_id), None)
+            forget_pattern(call, member_id)
         raise RefusedError(_error_of(answer.code), answer.sentence)
     found = answer.json()
     if epoch >= JOIN_EPOCH and "pattern" in found:

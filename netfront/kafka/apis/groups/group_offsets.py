@@ -130,7 +130,7 @@ def is_of_deleted_topic(call: Call, place: tuple[str, int], member_id: str) -> b
         return False
     group = classic_groups(services).get(call.request["group_id"])
     member = None if group is None else group.members.get(member_id)
-    client = call.client if member is None else (member.client_id, member.host[1:])
+    client = call.client if member is None else (member.client_id, member.host[1:], member.user)
     return read_positions(services).is_stale(client, place, route.topic_id)
 
 

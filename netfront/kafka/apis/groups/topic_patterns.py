@@ -5,17 +5,21 @@ It leaves the pattern with the member there (`kept_text`), and gets it back afte
 
 Invariants:
 - A pattern is matched in linear time (`name_pattern`). One that is kept is checked like a new one.
+- The pattern of a member is its user's: requests of another user with the member's id change
+  nothing of it.
 - The pattern of a member is forgotten with the member: when it leaves, when the coordinator no
-  longer knows it, or when it was silent for the longest session timeout.
+  longer knows it, or when it was silent for the longest session timeout and room is needed. Beyond
+  PATTERNS_MAX the user with the most has no more.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TypeAlias
 
 import orjson
 
+from netfront.access.user_entries import UserEntries
 from netfront.kafka.apis.call import Call, RefusedError
 from netfront.kafka.apis.groups.name_pattern import NamePattern, PatternError, name_pattern
 from netfront.kafka.wire.errors import KafkaError
@@ -30,56 +34,96 @@ PATTERNS_MAX = 10_000
 SILENT_MS = 45_000
 
 
-def patterns_of(call: Call) -> dict[tuple[str, str], list[Any]]:
-    """By (group, member): the pattern, the member's own topics, the list of names that it was last
-    matched with, the time of the last heartbeat. The member that was silent longest comes first.
-    """
-    found: dict[tuple[str, str], list[Any]] = call.services.state.setdefault("patterns", {})
+class MemberPattern:
+    """The pattern of a member."""
+
+    __slots__ = ("heard_ns", "matched", "text", "topics")
+
+    def __init__(self, text: str, topics: list[str], heard_ns: int) -> None:
+        self.text = text
+        self.topics = topics
+        """Names that the member subscribes to beside the pattern."""
+        self.matched: object = None
+        """The list of names that it was last matched with."""
+        self.heard_ns = heard_ns
+        """Time of the member's last heartbeat."""
+
+
+Patterns: TypeAlias = UserEntries[tuple[str, str], MemberPattern]
+"""By user, and by group and member id. The member that was silent longest is the oldest."""
+
+
+def _patterns_of(call: Call) -> Patterns:
+    found: Patterns = call.services.state.setdefault("patterns", UserEntries())
     return found
 
 
-def forget_silent(call: Call) -> None:
+def forget_pattern(call: Call, member_id: str) -> None:
+    """Forget the pattern of a member of the client's user."""
+    _patterns_of(call).pop(call.user, (call.request["group_id"], member_id))
+
+
+def _forget_silent(call: Call) -> None:
     """Forget members that are silent for the longest session timeout."""
-    patterns, services = patterns_of(call), call.services
+    patterns, services = _patterns_of(call), call.services
     silent_ms = max(SILENT_MS, services.settings["group.session.timeout.max.ms"])
-    while patterns:
-        key = next(iter(patterns))
-        if services.now_ns - patterns[key][3] <= silent_ms * 1_000_000:
-            return
-        del patterns[key]
+    silent_ns = silent_ms * 1_000_000
+    for user in patterns.users():
+        for key in patterns.keys_of(user):
+            kept = patterns.get(user, key)
+            if kept is None or services.now_ns - kept.heard_ns <= silent_ns:
+                break
+            patterns.pop(user, key)
+
+
+def _make_room(call: Call, key: tuple[str, str]) -> bool:
+    """Make room for a pattern. False: there is none, and no user has more than this one."""
+    patterns = _patterns_of(call)
+    if patterns.size < PATTERNS_MAX or patterns.get(call.user, key) is not None:
+        return True
+    _forget_silent(call)
+    if patterns.size < PATTERNS_MAX:
+        return True
+    if patterns.has_most(call.user):
+        return False
+    patterns.pop(*patterns.victim())  # that member's next response brings it back
+    return True
 
 
 def matched_topics(call: Call, member_id: str, topics: list[str] | None) -> list[str] | None:
     """The topics of a member's pattern, when the pattern or the catalog has changed. Raises
     RefusedError.
     """
-    patterns, key = patterns_of(call), (call.request["group_id"], member_id)
+    patterns, key, now_ns = _patterns_of(call), _key(call, member_id), call.services.now_ns
     text = call.request.get("subscribed_topic_regex")
     if text is not None:
         if not text:
-            patterns.pop(key, None)
+            patterns.pop(call.user, key)
             return [] if topics is None else None
-        forget_silent(call)
-        if len(patterns) >= PATTERNS_MAX and key not in patterns:
+        if not _make_room(call, key):
             raise RefusedError(
                 KafkaError.GROUP_MAX_SIZE_REACHED,
                 f"{PATTERNS_MAX} members have patterns already; subscribe to names",
             )
         checked_pattern(text)
-        patterns[key] = [text, topics or [], None, 0]
-    kept = patterns.pop(key, None)
+        patterns.put(call.user, key, MemberPattern(text, topics or [], now_ns))
+    kept = patterns.get(call.user, key)
     if kept is None:
         return None
-    patterns[key] = kept  # behind all others: it was heard of last
-    kept[3] = call.services.now_ns
+    patterns.touch(call.user, key)
+    kept.heard_ns = now_ns
     if topics is not None:
-        kept[1] = topics
+        kept.topics = topics
     names = call.services.routes.names()
-    if kept[2] is names and text is None:
+    if kept.matched is names and text is None:
         return None
-    kept[2] = names
-    matched = checked_pattern(kept[0]).matching(names)
-    return [*kept[1], *(name for name in matched if call.may(READ, TOPIC, name))]
+    kept.matched = names
+    matched = checked_pattern(kept.text).matching(names)
+    return [*kept.topics, *(name for name in matched if call.may(READ, TOPIC, name))]
+
+
+def _key(call: Call, member_id: str) -> tuple[str, str]:
+    return call.request["group_id"], member_id
 
 
 def kept_text(call: Call, member_id: str) -> str | None:
@@ -90,10 +134,10 @@ def kept_text(call: Call, member_id: str) -> str | None:
     pattern, topics = request.get("subscribed_topic_regex"), request["subscribed_topic_names"]
     if pattern is None and topics is None:
         return None
-    kept = patterns_of(call).get((request["group_id"], member_id))
+    kept = _patterns_of(call).get(call.user, _key(call, member_id))
     if kept is None:
         return None if pattern is None else ""
-    text = plain_json([kept[0], kept[1]])
+    text = plain_json([kept.text, kept.topics])
     if len(text) > KEPT_MAX:
         raise RefusedError(
             KafkaError.INVALID_REQUEST,
@@ -105,13 +149,13 @@ def kept_text(call: Call, member_id: str) -> str | None:
 
 def restore(call: Call, member_id: str, text: str) -> None:
     """Take up a member's pattern that the process of groups has kept."""
-    patterns, key = patterns_of(call), (call.request["group_id"], member_id)
-    if key in patterns or len(patterns) >= PATTERNS_MAX:
+    patterns, key = _patterns_of(call), _key(call, member_id)
+    if patterns.get(call.user, key) is not None or not _make_room(call, key):
         return
     try:
         pattern, topics = orjson.loads(text)
         checked_pattern(pattern)
-        patterns[key] = [pattern, topics, None, call.services.now_ns]
+        patterns.put(call.user, key, MemberPattern(pattern, topics, call.services.now_ns))
     except (ValueError, TypeError, RefusedError):
         logger.error("kafka_pattern_not_restored group=%s member=%s", *key)
 

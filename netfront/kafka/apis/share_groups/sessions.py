@@ -6,7 +6,8 @@ Invariants:
 - A session is its user's: another user's request of the same member id has one of its own.
 - A request with another session epoch than the next one changes nothing.
 - At most MEMBERS_MAX members are known, and at most SESSION_PARTITIONS_MAX partitions of a session.
-  All sessions have PARTITIONS_MAX together: for more the one that was silent longest ends, and its
+  All sessions have PARTITIONS_MAX together. For more the user with the most makes room: of its
+  members the one that was silent longest is forgotten, of its sessions that one ends, and the
   client begins another (SHARE_SESSION_NOT_FOUND).
 
 Crash: sessions and epochs are in memory. Clients join again, and begin another session.
@@ -14,9 +15,9 @@ Crash: sessions and epochs are in memory. Clients join again, and begin another 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Any
 
+from netfront.access.user_entries import UserEntries
 from netfront.kafka.apis.call import Call, RefusedError, Services
 from netfront.kafka.wire.errors import KafkaError, coordinator_error
 from tailrace.core.error_codes import ErrorCode
@@ -47,6 +48,8 @@ class ShareMember:
         """Topic ids and their numbers of partitions, as it was told last."""
 
 
+MemberId = tuple[str, str]
+"""Group and member id."""
 MemberKey = tuple[str, str, str]
 """User, group and member id."""
 
@@ -55,55 +58,64 @@ class ShareMembers:
     """The members of one gateway."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[MemberKey, ShareMember] = OrderedDict()
-        self._sessions: OrderedDict[MemberKey, ShareMember] = OrderedDict()
-        """Members that have a session, the one that was silent longest first."""
-        self.partition_count = 0
+        self._known: UserEntries[MemberId, ShareMember] = UserEntries()
+        self._sessions: UserEntries[MemberId, ShareMember] = UserEntries()
+        """Members that have a session. The size of one is that of its partitions."""
+
+    @property
+    def partition_count(self) -> int:
         """Partitions of all sessions."""
+        return self._sessions.size
 
     def get(self, key: MemberKey) -> ShareMember | None:
         """The member; None: it is unknown."""
-        return self._known.get(key)
+        return self._known.get(key[0], key[1:])
 
     def note(self, key: MemberKey) -> ShareMember:
         """The member, which is heard of now; made if it is unknown."""
-        found = self._known.setdefault(key, ShareMember())
-        self._known.move_to_end(key)
-        if len(self._known) > MEMBERS_MAX:
-            self.forget(next(iter(self._known)))
+        user, member = key[0], key[1:]
+        found = self._known.get(user, member)
+        if found is not None:
+            self._known.touch(user, member)
+            return found
+        found = ShareMember()
+        self._known.put(user, member, found)
+        if self._known.size > MEMBERS_MAX:
+            largest, (group, member_id) = self._known.victim()
+            self.forget((largest, group, member_id))
         return found
 
     def forget(self, key: MemberKey) -> None:
         """Forget a member, and end its session."""
         self.end_session(key)
-        self._known.pop(key, None)
+        self._known.pop(key[0], key[1:])
 
     def begin_session(self, key: MemberKey) -> ShareMember:
         """The member, with a session without partitions."""
         self.end_session(key)
-        found = self._sessions[key] = self.note(key)
+        found = self.note(key)
+        self._sessions.put(key[0], key[1:], found, 0)
         found.session_epoch = 0
         return found
 
     def in_session(self, key: MemberKey) -> ShareMember:
         """The member, which is heard of now. Raises RefusedError: it has no session."""
-        found = self._sessions.get(key)
+        found = self._sessions.get(key[0], key[1:])
         if found is None:
             raise RefusedError(KafkaError.SHARE_SESSION_NOT_FOUND)
-        self._sessions.move_to_end(key)
+        self._sessions.touch(key[0], key[1:])
         return self.note(key)
 
     def end_session(self, key: MemberKey) -> None:
         """End a member's session, if it has one."""
-        found = self._sessions.pop(key, None)
+        found = self._sessions.pop(key[0], key[1:])
         if found is not None:
-            self.partition_count -= len(found.partitions)
             found.partitions.clear()
             found.session_epoch = -1
 
     def add_partition(self, key: MemberKey, place: Partition) -> None:
         """Add a partition to a session. Raises RefusedError: it has too many."""
-        found = self._sessions.get(key)
+        found = self._sessions.get(key[0], key[1:])
         if found is None or place in found.partitions:
             return
         if len(found.partitions) >= SESSION_PARTITIONS_MAX:
@@ -113,16 +125,17 @@ class ShareMembers:
                 "divide the topics among members",
             )
         found.partitions[place] = None
-        self.partition_count += 1
+        self._sessions.touch(key[0], key[1:], 1)
         while self.partition_count > PARTITIONS_MAX:
-            self.end_session(next(iter(self._sessions)))
+            user, (group, member_id) = self._sessions.victim()
+            self.end_session((user, group, member_id))
 
     def drop_partition(self, key: MemberKey, place: Partition) -> None:
         """Take a partition out of a session."""
-        found = self._sessions.get(key)
+        found = self._sessions.get(key[0], key[1:])
         if found is not None and place in found.partitions:
             del found.partitions[place]
-            self.partition_count -= 1
+            self._sessions.touch(key[0], key[1:], -1)
 
 
 def share_members(services: Services) -> ShareMembers:
