@@ -34,6 +34,7 @@ from appliance.catalog.rows import (
     topic_of,
     versions_by_topic,
 )
+from appliance.catalog.tables.former_topics import FormerTopics
 from appliance.catalog.tables.partition_slots import (
     CatalogFullError,
     MissingDirectoryError,
@@ -84,6 +85,7 @@ class Catalog:
         self.producers = ProducerIdTable(self._db)
         self.settings = StoredSettings(self._db)
         try:
+            self.former_topics = FormerTopics(self._db)
             self.slots = PartitionSlots(self._db, slot_count)
         except BaseException:
             self._db.close()
@@ -195,6 +197,7 @@ class Catalog:
         """
         topic_id = topic_id or self._random_bytes(16)
         with refusals(), Transaction(self._db):
+            created_us = self.former_topics.creation_us(name, now_us)
             schema_id = schema_id_of(self._db, schema)
             if typed:
                 add_version(self._db, topic_id, schema_id, now_us, author)
@@ -206,7 +209,7 @@ class Catalog:
                     int(typed),
                     schema_id,
                     orjson.dumps(given).decode(),
-                    now_us,
+                    created_us,
                     delay_of,
                 ),
             )

@@ -229,11 +229,19 @@ class TopicCommands:
             return []
         kept_ms = 0 if now else self.deletions_kept_ms
         with self._catalog.together():
+            self._catalog.former_topics.note(
+                topic.name, topic.created_us, self._latest_epoch(topic), self._now_us()
+            )
             return [
                 self._catalog.mark_deleting(each, kept_ms)
                 for each in (topic, delay_log_of(topic, self._topics))
                 if each is not None
             ]
+
+    def _latest_epoch(self, topic: Topic) -> int:
+        """The highest leader epoch that the table of partitions shows of a topic; -1: none."""
+        states = (self._state_of(row) for row in topic.partitions)
+        return max((s.leader_epoch for s in states if s.topic_id == topic.topic_id), default=-1)
 
     def undelete(self, item: dict[str, Any], validate_only: bool) -> list[Topic]:
         """Bring a deleted topic back, with its delay log. `as`: another name for it.

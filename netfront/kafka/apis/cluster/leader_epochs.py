@@ -8,6 +8,9 @@ that epoch ended (OffsetForLeaderEpoch), and is told the log start offset, as by
 before the first one. It begins there (Java), or where `auto.offset.reset` says (librdkafka). So it
 does behind a restart of the gateway, too, of which `read_positions` remembers nothing.
 
+The time of creation is the controller's (`appliance.catalog.tables.former_topics`): it lies behind
+the seconds that the epochs of a deleted topic of the name stood for.
+
 Epochs below OLDEST are ours as they are: an earlier version has told them.
 
 Owner: pure.

@@ -34,6 +34,7 @@ class AppliedAtOnce:
 
     def __init__(self, topic_id: bytes) -> None:
         self.topic_id = topic_id
+        self.leader_epoch = 0
         self.reason = 0
         self.applied_version = 1 << 30
         self.log_start_offset = 0
@@ -66,7 +67,7 @@ class World:
             lambda: 0, lambda _: None, lambda: 5,
         )  # fmt: skip
         decisions = TopicCommands(
-            self.catalog, self.topics, Any, lambda _: None, lambda: 5, ring_bytes=1 << 26,  # type: ignore[arg-type, return-value]
+            self.catalog, self.topics, Any, self.table, lambda: 5, ring_bytes=1 << 26,  # type: ignore[arg-type]
             lane_bytes=1 << 22, topic_bin=self.bin,
         )  # fmt: skip
         self.decisions = decisions
