@@ -37,15 +37,15 @@ SILENT_MS = 45_000
 class MemberPattern:
     """The pattern of a member."""
 
-    __slots__ = ("heard_ns", "matched", "text", "topics")
+    __slots__ = ("last_beat_ns", "matched", "text", "topics")
 
-    def __init__(self, text: str, topics: list[str], heard_ns: int) -> None:
+    def __init__(self, text: str, topics: list[str], last_beat_ns: int) -> None:
         self.text = text
         self.topics = topics
         """Names that the member subscribes to beside the pattern."""
         self.matched: object = None
         """The list of names that it was last matched with."""
-        self.heard_ns = heard_ns
+        self.last_beat_ns = last_beat_ns
         """Time of the member's last heartbeat."""
 
 
@@ -71,7 +71,7 @@ def _forget_silent(call: Call) -> None:
     for user in patterns.users():
         for key in patterns.keys_of(user):
             kept = patterns.get(user, key)
-            if kept is None or services.now_ns - kept.heard_ns <= silent_ns:
+            if kept is None or services.now_ns - kept.last_beat_ns <= silent_ns:
                 break
             patterns.pop(user, key)
 
@@ -111,7 +111,7 @@ def matched_topics(call: Call, member_id: str, topics: list[str] | None) -> list
     if kept is None:
         return None
     patterns.touch(call.user, key)
-    kept.heard_ns = now_ns
+    kept.last_beat_ns = now_ns
     if topics is not None:
         kept.topics = topics
     names = call.services.routes.names()
