@@ -10,16 +10,20 @@ by the processor time of fronts and client. The latter is what others' load chan
   without encryption.
 - `login`: from a new client to its first acknowledgement, encrypted against plain.
 - `catalog`: 100,000 users and 100,000 ACLs: the start, and a change until it is in force.
+- `tenants`: acknowledgements of a quiet user alone, and beside one that floods at its quotas.
 - `strangers`: 5,000 begun handshakes a second: the acknowledgements of another client, and the
   memory of the front.
 
-`ONLY=curve,login` takes a part.
+`ONLY=curve,login` takes a part. Others' load distorts what waits for a free core most: the
+percentiles of `tenants` and `strangers`. The processor time of the flooding tenant's own process is
+part of it, as it runs on this host.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pathlib
 import sqlite3
 import statistics
 import subprocess
@@ -35,7 +39,7 @@ import zmq
 
 from bench.conditions import Conditions
 from bench.measure import RESULTS, percentile
-from tailrace import Admin, NewTopic, Producer
+from tailrace import Admin, NewTopic, Producer, QuotaEntity
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
@@ -46,7 +50,10 @@ USERS = int(os.environ.get("USERS", "100000"))
 RULES = int(os.environ.get("RULES", "10000"))
 STRANGERS = int(os.environ.get("STRANGERS", "5000"))
 SECONDS = float(os.environ.get("SECONDS", "5"))
-ONLY = os.environ.get("ONLY", "curve,rules,login,catalog,strangers").split(",")
+ONLY = os.environ.get("ONLY", "curve,rules,login,catalog,tenants,strangers").split(",")
+FLOOD_BYTES_A_SECOND = 8 << 20
+FLOOD_REQUESTS_A_SECOND = 500
+FLOOD_CONNECTIONS = 4
 TOPIC = "secured"
 CONFIGS = {"retention.bytes": 256 << 20, "max.message.bytes": 2_000_000}
 Figures = list[dict[str, Any]]
@@ -133,12 +140,12 @@ def sending(side: Side, producer: Producer, size: int) -> Cost:
     return measured(side, work)
 
 
-def acks_us(producer: Producer, count: int = ACKS) -> list[float]:
+def acks_us(producer: Producer, count: int = ACKS, topic: str = TOPIC) -> list[float]:
     """Round trips of single records, one after the other."""
     found = []
     for _ in range(count):
         begun = time.perf_counter_ns()
-        producer.send(TOPIC, b"x" * 100).result(60)
+        producer.send(topic, b"x" * 100).result(60)
         found.append((time.perf_counter_ns() - begun) / 1e3)
     return found
 
@@ -303,6 +310,57 @@ def changed_ms(admin: Admin, number: int) -> float:
     return took
 
 
+def context_of(appliance: EmbeddedAppliance, admin: Admin, user: str, topic: str) -> str:
+    """The address of a new user who may write to a topic."""
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    acl = {
+        "principal": f"User:{user}", "resource_type": "topic", "permission": "allow",
+        "pattern": "literal", "name": topic,
+    }  # fmt: skip
+    admin.add_user(user, public_key=public)
+    admin.add_acls([{**acl, "operation": operation} for operation in ("write", "describe")])
+    own = json.loads(pathlib.Path(appliance.data_dir, "admin.context").read_text())
+    path = f"{appliance.data_dir}/{user}.context"
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="utf-8") as file:
+        json.dump({**own, "user": user, "public_key": public, "secret_key": secret}, file)
+    return f"context:{path}#{appliance.address}"
+
+
+def tenants(found: Figures) -> None:
+    """The flooding one is at its quotas of bytes and requests, over several connections."""
+    with running(**{"security.enabled": "true"}) as appliance:
+        with Admin(administrator(appliance)) as admin:
+            admin.create_topics([NewTopic(name, configs=CONFIGS) for name in ("quiet", "flood")])
+            quiet = context_of(appliance, admin, "quiet", "quiet")
+            flood = context_of(appliance, admin, "flood", "flood")
+            rates = {
+                "producer_byte_rate": FLOOD_BYTES_A_SECOND, "request_rate": FLOOD_REQUESTS_A_SECOND
+            }  # fmt: skip
+            admin.alter_quotas({QuotaEntity(user="flood"): rates})
+        halves, tails, used = [], [], []
+        with Producer(quiet, linger_ms=0, acks=1) as producer:
+            acks_us(producer, topic="quiet")
+            for _ in range(ROUNDS):
+                alone = acks_us(producer, 3 * ACKS, "quiet")
+                flooding = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "bench.flooding_tenant", flood, "flood",
+                     str(FLOOD_CONNECTIONS), str(SECONDS)],
+                    stdout=subprocess.PIPE,
+                )  # fmt: skip
+                beside: list[float] = []
+                while flooding.poll() is None:
+                    beside += acks_us(producer, 20, "quiet")
+                assert flooding.stdout is not None
+                sent, _waits = map(int, flooding.stdout.read().split())
+                used.append(sent / SECONDS / FLOOD_BYTES_A_SECOND)
+                halves.append(statistics.median(beside) / statistics.median(alone))
+                tails.append(percentile(beside, 0.99) / percentile(alone, 0.99))
+        text = "a quiet tenant beside a flooding one"
+        report("share of its rate that the flooding tenant used", "ratio", used, "", found)
+        report(f"{text}: p50 of its acks", "ratio", halves, "", found)
+        report(f"{text}: p99 of its acks", "ratio", tails, "1.5", found)
+
+
 def strangers(found: Figures) -> None:
     with running(**{"security.enabled": "true"}) as appliance:
         side = Side(appliance, administrator(appliance))
@@ -341,7 +399,7 @@ def main() -> None:
     print(conditions.sentence())
     print(f"{'':<58} {'median':>10} {'least':>9} {'most':>9}  {'':<8} goal")
     found: Figures = []
-    for part in (curve, rules, login, catalog, strangers):
+    for part in (curve, rules, login, catalog, tenants, strangers):
         if part.__name__ in ONLY:
             part(found)
     measured_under = conditions.report()

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
+from shm.rights.client_hosts import plain_host
 from tailrace.core.errors import InvalidRequestError
 
 logger = logging.getLogger(__name__)
@@ -239,7 +240,7 @@ def _host(value: object) -> str:
     import ipaddress  # rules with a host are rare
 
     try:
-        return str(ipaddress.ip_address(str(value)))
+        return plain_host(str(ipaddress.ip_address(str(value))))
     except ValueError:
         raise InvalidRequestError(
             f"host is {value!r:.60}; it takes an IP address, or * for every host"

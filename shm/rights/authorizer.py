@@ -30,6 +30,7 @@ from shm.rights.acl import (
     USERS,
     Acl,
 )
+from shm.rights.client_hosts import plain_host
 
 DECISIONS_MAX = 10_000
 PRINCIPALS_MAX = 10_000
@@ -228,7 +229,7 @@ class Principal:
         """`is_admin`: every request is allowed, without a rule."""
         self.user = user
         self.names = (f"{USER}:{user}", *(f"{USERS}:{group}" for group in groups))
-        self.host = host
+        self.host = plain_host(host)
         self.is_admin = is_admin
         self._table = table
         self._decisions: dict[tuple[str, str, str], bool] = {}

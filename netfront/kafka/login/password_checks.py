@@ -27,6 +27,7 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 from netfront.kafka.exchange.waiter import Waiter
+from shm.rights.client_hosts import network_of
 from shm.rights.passwords import is_password
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class PasswordChecks:
 
     def check(self, user: str, password: str, stored: str, host: str) -> Waiter:
         """The waiter gets True or False. `stored`: "" for an unknown user. `forget` drops it."""
-        waiter = Waiter()
+        waiter, host = Waiter(), network_of(host)
         asked = Asked(user, stored, self._keyed(password))
         if self._is_known(asked):
             waiter.complete(True)

@@ -11,7 +11,8 @@ Invariants:
 - A session is known by the hash of its random id, lasts SESSION_S, and there are at most
   SESSIONS_MAX, and SESSIONS_OF_USER_MAX of a user: the oldest ends, so that nobody ends those of
   others by logging in.
-- A user's session ends within RECHECK_S of the loss of its user's right, or of its password.
+- A user's session ends within RECHECK_S of the loss of its user's right, or of its password; one
+  of the console's token with another token.
 - At most FAILURES_MAX wrong tokens within FAILURES_S are looked at; the right one always is.
 
 Crash: nothing is kept; the page logs in again.
@@ -48,6 +49,8 @@ class Session:
     end_s: float
     user: str = ""
     password_hash: str = ""
+    opened_by: str = ""
+    """Hash of the console's token that has opened it; empty for a user's."""
     token_hash: str = ""
     """Hash of the token with which this session changes something."""
     may_change: bool = False
@@ -103,16 +106,25 @@ class Logins:
             session = self._sessions.get(key)
         if session is None or now_s >= session.end_s:
             return None
-        if session.user and now_s - session.checked_s >= RECHECK_S:
-            assert self._users is not None
-            host = str(environ.get("REMOTE_ADDR", ""))
-            user = self._users.current(session.user, host, session.password_hash)
-            if user is None:
+        if now_s - session.checked_s >= RECHECK_S:
+            if not self._goes_on(session, str(environ.get("REMOTE_ADDR", ""))):
                 with self._lock:
                     self._sessions.pop(key, None)
                 return None
-            session.checked_s, session.may_change = now_s, user.may_change
+            session.checked_s = now_s
         return session
+
+    def _goes_on(self, session: Session, host: str) -> bool:
+        """True if who has opened a session would be let in now."""
+        if session.user:
+            assert self._users is not None
+            user = self._users.current(session.user, host, session.password_hash)
+            session.may_change = user is not None and user.may_change
+            return user is not None
+        try:
+            return hmac.compare_digest(_hash(self._token()), session.opened_by)
+        except OSError:
+            return False
 
     @staticmethod
     def _is_token_of(session: Session, given: str) -> bool:
@@ -131,14 +143,16 @@ class Logins:
             name, user = found
             token = secrets.token_urlsafe(32)
             session = Session(
-                session.end_s, name, user.password_hash, _hash(token), user.may_change,
+                session.end_s, name, user.password_hash, "", _hash(token), user.may_change,
                 self._now_s(),
             )  # fmt: skip
             body = {"user": name, "token": token if user.may_change else ""}
         else:
-            refusal = self._refuse_token(bearer_of(environ))
+            given = bearer_of(environ)
+            refusal = self._refuse_token(given)
             if refusal is not None:
                 return refusal
+            session.opened_by = _hash(given)
         number = secrets.token_urlsafe(32)
         with self._lock:
             of_user = [key for key, one in self._sessions.items() if one.user == session.user]

@@ -7,8 +7,8 @@ Owner: the console's process. Safe in any thread.
 
 Invariants:
 - One password is checked at a time: argon2id takes memory and time.
-- At most FAILURES_MAX attempts of a client's address within FAILURES_S fail. Those beyond are not
-  looked at.
+- At most FAILURES_MAX attempts of a client's address within FAILURES_S fail (of its network, with
+  IPv6). Those beyond are not looked at.
 - An unknown user and a wrong password are told alike, after the same time.
 
 Crash: nothing is kept.
@@ -30,6 +30,7 @@ from appliance.catalog.transaction import Database
 from appliance.observe.console.access.guard import Refusal
 from shm.rights.acl import ALTER, ANY, CONSOLE, READ, THE_CLUSTER, USER
 from shm.rights.authorizer import AclTable, Principal
+from shm.rights.client_hosts import network_of
 from shm.rights.passwords import PasswordsMissingError, is_password
 from shm.rights.stored_rights import read_only
 from shm.rights.users import User
@@ -143,7 +144,7 @@ class UserLogins:
 
     def _begin(self, host: str) -> float | None:
         """Note an attempt. None: too many of this address have failed."""
-        now_s = self._now_s()
+        now_s, host = self._now_s(), network_of(host)
         with self._lock:
             times = self._failures.setdefault(host, deque())
             self._failures.move_to_end(host)
@@ -158,7 +159,7 @@ class UserLogins:
 
     def _succeeded(self, host: str, at_s: float) -> None:
         with self._lock:
-            times = self._failures.get(host, deque())
+            times = self._failures.get(network_of(host), deque())
             if at_s in times:
                 times.remove(at_s)
 

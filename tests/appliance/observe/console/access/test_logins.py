@@ -12,6 +12,7 @@ from appliance.observe.console.access.guard import Refusal
 from appliance.observe.console.access.logins import (
     FAILURES_MAX,
     FAILURES_S,
+    RECHECK_S,
     SESSION_S,
     SESSIONS_OF_USER_MAX,
     Logins,
@@ -53,6 +54,19 @@ def test_a_session_lasts_its_time_and_no_other_cookie_is_one() -> None:
         assert refusal.status.startswith("401")
         assert "`tailrace token add NAME --data-dir DIR`" in refusal.reason
     clock.now_s = SESSION_S
+    assert logins.refuse(session) is not None
+
+
+def test_a_session_ends_with_the_token_that_has_opened_it() -> None:
+    clock, tokens = Clock(), [TOKEN]
+    logins = Logins(lambda: tokens[0], clock)
+    session = cookie(logins.login(bearer(TOKEN)))
+    clock.now_s = RECHECK_S
+    assert logins.refuse(session) is None
+    tokens[0] = "u" * 43
+    clock.now_s += RECHECK_S
+    assert logins.refuse(session) is not None
+    tokens[0] = TOKEN
     assert logins.refuse(session) is not None
 
 
