@@ -39,9 +39,12 @@ _LZ4_BLOCKS = (
 _LZ4_BLOCK_MAX = {_LZ4_START + descriptor: size for size, descriptor in _LZ4_BLOCKS}
 """The largest block of a frame that begins like this."""
 _FIRST_ROOM_BYTES = 64 << 10
-_SPARE_MAX_BYTES = 4 << 20
+_SPARE_MAX_BYTES = (4 << 20) + (32 << 10)
+"""The largest block of lz4, packed, and records that do not shrink."""
 _spare: list[bytearray] = []
-"""At most one buffer of unpacked records, to use again: new memory costs as much as unpacking."""
+"""At most one buffer of unpacked or of packed records, to use again: new memory costs as much as
+unpacking.
+"""
 
 
 class CompressionError(ValueError):
@@ -224,51 +227,68 @@ def release(unpacked: Readable) -> None:
     if isinstance(unpacked, memoryview) and isinstance(unpacked.obj, bytearray):
         buffer = unpacked.obj
         unpacked.release()
-        if not _spare and len(buffer) <= _SPARE_MAX_BYTES:
-            _spare.append(buffer)
+        _keep(buffer)
 
 
-def pack(codec: int, data: memoryview) -> Readable:
-    """Compress records. `codec` is 0 to 4. Raises CompressionError without cramjam."""
+def _keep(buffer: bytearray) -> None:
+    """Take a buffer that is not in use any more as the spare one."""
+    if not _spare and len(buffer) <= _SPARE_MAX_BYTES:
+        _spare.append(buffer)
+
+
+def pack(codec: int, data: memoryview, room: int = 0) -> bytearray:
+    """`room` zeros, and behind them the compressed records. `codec` is 0 to 4. Raises
+    CompressionError without cramjam.
+    """
+    packed = bytearray(room)
     if codec == 0:
-        return data
-    if codec == 1:
+        packed += data
+    elif codec == 1:
         packer = zlib.compressobj(wbits=31)
-        return packer.compress(data) + packer.flush()
-    if codec == 2:
-        return _snap(data)
-    if codec == 3:
-        return _lz4_frame(data)
-    return bytearray(_library().zstd.compress(data))
+        packed += packer.compress(data)
+        packed += packer.flush()
+    elif codec == 2:
+        _snap(data, packed)
+    elif codec == 3:
+        _lz4_frame(data, packed)
+    else:
+        packed += memoryview(_library().zstd.compress(data))
+    return packed
 
 
-def _snap(data: memoryview) -> bytearray:
-    snappy, packed = _library().snappy, bytearray(_XERIAL_HEADER)
+def _snap(data: memoryview, packed: bytearray) -> None:
+    snappy = _library().snappy
+    packed += _XERIAL_HEADER
     for at in range(0, len(data), _XERIAL_BLOCK_BYTES):
         block = memoryview(snappy.compress_raw(data[at : at + _XERIAL_BLOCK_BYTES]))
         packed += _BLOCK_LENGTH.pack(len(block))
         packed += block
-    return packed
 
 
-def _lz4_frame(data: memoryview) -> bytearray:
-    """A frame of independent blocks of the smallest size that holds the data, at most 4 MiB."""
+def _lz4_frame(data: memoryview, packed: bytearray) -> None:
+    """A frame of independent blocks of the smallest size that holds the data, at most 4 MiB.
+
+    Each block is made in the spare buffer. The library's own has as many bytes as the data: with
+    the records in memory besides, the C library gave that memory back to the system after each
+    batch, and took it again page by page, which cost half as much as the compression.
+    """
     lz4 = _library().lz4
     size, descriptor = next(
         (block for block in _LZ4_BLOCKS if block[0] >= len(data)), _LZ4_BLOCKS[-1]
     )
-    packed = bytearray(_LZ4_START + descriptor)
+    packed += _LZ4_START + descriptor
+    target = _buffer(lz4.compress_block_bound(data[:size]))
     for at in range(0, len(data), size):
         piece = data[at : at + size]
-        block = memoryview(lz4.compress_block(piece, store_size=False))
-        if len(block) < len(piece):
-            packed += _LZ4_LENGTH.pack(len(block))
-            packed += block
+        length = lz4.compress_block_into(piece, target, store_size=False)
+        if length < len(piece):
+            packed += _LZ4_LENGTH.pack(length)
+            packed += memoryview(target)[:length]
         else:
             packed += _LZ4_LENGTH.pack(len(piece) | _LZ4_STORED)
             packed += piece
     packed += bytes(4)
-    return packed
+    _keep(target)
 
 
 def unpack_buffer(data: memoryview, size: int) -> bytearray:

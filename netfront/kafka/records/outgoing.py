@@ -208,10 +208,8 @@ def _header(header: BatchHeader, base: int, end: int, codec: int, is_appended: b
 def _finished(encoded: bytearray, header: KafkaHeader, codec: int) -> bytearray:
     """The batch of records that stand behind room for the header."""
     if codec:
-        with memoryview(encoded) as view:
-            packed = pack(codec, view[layout.HEADER_BYTES :])
-        del encoded[layout.HEADER_BYTES :]
-        encoded += packed
+        with memoryview(encoded) as view, view[layout.HEADER_BYTES :] as records:
+            encoded = pack(codec, records, layout.HEADER_BYTES)
     write_kafka_header(encoded, header)
     return encoded
 
