@@ -44,7 +44,8 @@ from workers.delays.delivery_marks import RETRY_INTERVAL_NS
 from workers.delays.requests.changes import Requester
 from workers.delays.requests.service import DelayRequests
 from workers.delays.wall_clock_timer import WallClockTimer
-from workers.segment.files import DiskFiles, Files
+from workers.segment.files import Files
+from workers.segment.freeing_files import FreeingFiles
 
 if TYPE_CHECKING:
     from workers.delays.delay_partition import DelayPartition
@@ -507,7 +508,7 @@ def main() -> None:
     """Run the scheduler process."""
     context = start()
     configure_logging(context)
-    scheduler = build(context, DiskFiles())
+    scheduler = build(context, FreeingFiles())
     alarm = WallClockTimer()
     poll = select.poll()
     poll.register(context.doorbell.fd, select.POLLIN)

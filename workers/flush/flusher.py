@@ -27,6 +27,7 @@ from workers.flush.flusher_settings import FlusherSettings
 from workers.log.log_set import RunFacts
 from workers.segment.directory_watch import DirectoryWatch
 from workers.segment.files import DiskFiles, Files, is_shortage
+from workers.segment.freeing_files import FreeingFiles
 
 
 def build(context: ProcessContext, files: Files) -> Flusher:
@@ -106,7 +107,7 @@ def main() -> None:
     context = start()
     configure_logging(context)
     try:
-        flusher = build(context, DiskFiles())
+        flusher = build(context, FreeingFiles())
     except OSError as error:
         if is_shortage(error):
             raise  # the supervisor tries again

@@ -1,5 +1,5 @@
-"""The file interface's conformance suite: the real disk and the simulated one behave alike, in what
-they return and in what they raise.
+"""The file interface's conformance suite: the real disk, the one that frees removed files apart and
+the simulated one behave alike, in what they return and in what they raise.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from tailrace.format.directory.files import (
 )
 from tests.kit.log_files.simdisk import SimDisk, SimFiles
 from workers.segment.files import read_whole, remove_tree, write_durably
+from workers.segment.freeing_files import FreeingFiles
 
 
-@pytest.fixture(params=["disk", "simulated"])
+@pytest.fixture(params=["disk", "freeing", "simulated"])
 def place(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> tuple[Files, str]:
     """Files, and an empty directory there."""
     if request.param == "disk":
         return DiskFiles(), str(tmp_path)
+    if request.param == "freeing":
+        return FreeingFiles(), str(tmp_path)
     return SimFiles(SimDisk(("/data",))), "/data"
 
 
