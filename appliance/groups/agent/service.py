@@ -1,5 +1,5 @@
-"""The group service: handles requests about consumer groups, share groups and transactions over the
-database, without knowing lanes or processes.
+"""The group service: the state of consumer groups, share groups and transactions over the database,
+without knowing lanes or processes. `GroupRequests` handles requests.
 
 A step of its agent:
 
@@ -39,10 +39,11 @@ from collections.abc import Callable
 from typing import Any
 
 from appliance.groups.agent.deletion import GroupDeletion
-from appliance.groups.agent.transaction_effects import TransactionEffects, no_offsets
+from appliance.groups.agent.group_requests import GroupRequests, summary_of
+from appliance.groups.agent.transaction_effects import TransactionEffects
 from appliance.groups.base.assignor_plugins import Assignors
 from appliance.groups.base.limits import GroupLimits
-from appliance.groups.base.members import JOIN_EPOCH, Member
+from appliance.groups.base.members import Member
 from appliance.groups.base.messages import (
     Answer,
     GroupFailure,
@@ -54,18 +55,9 @@ from appliance.groups.base.messages import (
     work_for,
 )
 from appliance.groups.base.offsets import OffsetBook
-from appliance.groups.base.request_validation import (
-    CONSUMER,
-    SHARE,
-    epoch_in,
-    group_in,
-    kind_in,
-    member_in,
-    shown,
-)
-from appliance.groups.base.responses import ANY, Responses
+from appliance.groups.base.responses import Responses
 from appliance.groups.base.suspended_groups import SuspendedGroups
-from appliance.groups.consumer.classic_leases import CLASSIC, ClassicLeases
+from appliance.groups.consumer.classic_leases import ClassicLeases
 from appliance.groups.consumer.describe import GroupDescriber
 from appliance.groups.consumer.group_table import GroupTable
 from appliance.groups.consumer.hash_slot_handover import HandOvers
@@ -79,23 +71,14 @@ from appliance.groups.store.group_store import GroupStore
 from appliance.groups.transactions.clocks import Times
 from appliance.groups.transactions.coordinator import TransactionCoordinator
 from appliance.groups.transactions.operations.ending import OffsetCommits
-from shm.messages.lane_messages import PRODUCER_OWNERS
 from shm.runtime.elapsed_time import MARK_ALONE_MS
-from tailrace.core.errors import (
-    InvalidGroupError,
-    InvalidRequestError,
-    NotSupportedError,
-    StorageError,
-    TailraceError,
-    UnknownGroupError,
-)
-from tailrace.protocol.frame import Api
+from tailrace.core.errors import StorageError, TailraceError
 
 logger = logging.getLogger(__name__)
 
 
 class GroupService:
-    """Handles the requests of all groups of the appliance."""
+    """All groups of the appliance: their requests, timers and rows."""
 
     def __init__(
         self, store: GroupStore, topics: TopicImage, limits: GroupLimits, answer_max: int,
@@ -114,7 +97,6 @@ class GroupService:
         store.begin_time(now_ns)
         self._outgoing = Responses()
         self._suspended = SuspendedGroups()
-        self._classic = ClassicLeases()
         self._sessions = Sessions(now_ns, self._expired)
         self._table = GroupTable(
             store,
@@ -128,7 +110,7 @@ class GroupService:
         self._book = OffsetBook(store)
         self._prepared_offsets = PreparedOffsets()
         start_offsets = StartOffsets(topics, self._book, self._elapsed_ms)
-        self._offset_requests = OffsetRequests(
+        offset_requests = OffsetRequests(
             self._table,
             self._book,
             start_offsets,
@@ -152,16 +134,17 @@ class GroupService:
             answer_max,
             self._suspended,
         )
-        self._describing = GroupDescriber(
-            store, topics, self._book, start_offsets, answer_max, self.summary,
-            self._prepared_offsets,
+        describing = GroupDescriber(
+            store, topics, self._book, start_offsets, answer_max,
+            self.summary, self._prepared_offsets,
         )  # fmt: skip
         self._expiry = OffsetExpiry(store, topics, limits, now_ns)
-        self._deletion = GroupDeletion(
-            self._table, self._book, self._prepared_offsets, self._classic, share, self._suspended
+        classic = ClassicLeases()
+        deletion = GroupDeletion(
+            self._table, self._book, self._prepared_offsets, classic, share, self._suspended
         )
         effects = TransactionEffects(
-            self._table, self._offset_requests, self._prepared_offsets, share, self._suspended,
+            self._table, offset_requests, self._prepared_offsets, share, self._suspended,
             lambda: self._now_ns,
         )  # fmt: skip
         self._table.load(now_ns)
@@ -174,6 +157,12 @@ class GroupService:
                 Times(self._wall_ms, self._elapsed_ms),
             )
         )
+        self._requests = GroupRequests(
+            table=self._table, suspended=self._suspended, classic=classic,
+            heartbeats=self._heartbeats, offset_requests=offset_requests,
+            describing=describing, deletion=deletion, share=share,
+            transactions=self.transactions, outgoing=self._outgoing,
+        )  # fmt: skip
         store.before_commit.append(self.settle)
         store.after_commit.append(self._table.kept)
         if self.transactions is not None:
@@ -208,130 +197,16 @@ class GroupService:
     def _has_transactions(self) -> bool:
         return self.transactions is not None and self.transactions.is_used
 
-    def _is_share(self, name: str) -> bool:
-        return self._share is not None and self._share.has(name)
-
-    # ---- requests --------------------------------------------------------------------------------
+    # ---- events ----------------------------------------------------------------------------------
 
     def handle(self, requester: Requester, api: int, request: dict[str, Any], now_ns: int) -> None:
-        """Handle one request; `drain_answers` has its answer. Raises TailraceError for a
-        refusal.
-        """
+        """See `GroupRequests.handle`."""
         self._now_ns = now_ns
-        if api == Api.GROUP_HEARTBEAT:
-            if not self._heartbeats.try_quiet(requester, request, now_ns):
-                self._heartbeat(requester, request, now_ns)
-        elif api == Api.LIST_GROUPS:
-            self._outgoing.answer(requester, ANY, self._describing.list_groups(request))
-        elif api == Api.DELETE_GROUPS:
-            self._outgoing.answer(requester, ANY, self._deletion.delete_all(request, now_ns))
-        elif api in TRANSACTION_APIS:
-            if self.transactions is None:
-                raise NotSupportedError("this appliance has no transactions")
-            self.transactions.handle(requester, api, request, now_ns)
-        elif api in _OF_ONE_GROUP:
-            name = group_in(request)
-            self._suspended.check(name)
-            if self._share is not None and self._share.has(name):
-                if api == Api.COMMIT_OFFSETS:
-                    raise no_offsets(name)
-                self._share.handle(requester, api, request, now_ns)
-            elif api == Api.ALTER_GROUP_OFFSETS and request.get("kind") == SHARE:
-                self._begin_share_group(requester, name, request, now_ns)
-            else:
-                self._outgoing.answer(requester, name, self._of_consumer_group(api, name, request))
-        else:
-            raise InvalidRequestError(f"API {api} is not served by the group coordinator")
-
-    def _begin_share_group(
-        self, requester: Requester, name: str, request: dict[str, Any], now_ns: int
-    ) -> None:
-        """Set start offsets of a share group that does not exist yet. It begins there."""
-        if self._table.get(name) is not None:
-            raise InvalidGroupError(
-                f"{shown(name)} is a consumer group: use another name, or delete it first"
-            )
-        if self._share is None:
-            raise NotSupportedError("this appliance has no share groups")
-        self._classic.check_join(name, now_ns)
-        self._table.check_room(name)
-        self._share.handle(requester, Api.ALTER_GROUP_OFFSETS, request, now_ns)
-
-    def _heartbeat(self, requester: Requester, request: dict[str, Any], now_ns: int) -> None:
-        if request.get("kind") == CLASSIC:
-            name = group_in(request)
-            body = self._classic.handle(name, request, now_ns, self._member_count(name))
-            self._outgoing.answer(requester, name, body)
-            return
-        name, kind, epoch, member_id = (
-            group_in(request),
-            kind_in(request),
-            epoch_in(request),
-            member_in(request),
-        )
-        self._suspended.check(name)
-        taken = (
-            SHARE
-            if self._is_share(name)
-            else CONSUMER
-            if self._table.get(name) is not None
-            else kind
-        )
-        if taken != kind:
-            raise InvalidGroupError(
-                f"{shown(name)} is a {taken} group: join it as such, or use another name"
-            )
-        if epoch == JOIN_EPOCH:
-            self._classic.check_join(name, now_ns)
-        if kind == SHARE:
-            if self._share is None:
-                raise NotSupportedError(
-                    "this appliance has no share groups; join as a consumer group"
-                )
-            if epoch == JOIN_EPOCH and not self._share.has(name):
-                self._table.check_room(name)
-            self._share.handle(requester, Api.GROUP_HEARTBEAT, request, now_ns)
-        elif epoch < JOIN_EPOCH:
-            self._heartbeats.leave(requester, name, member_id, epoch, request, now_ns)
-        elif epoch == JOIN_EPOCH:
-            self._heartbeats.join(requester, name, member_id, request, now_ns)
-        else:
-            self._heartbeats.stay(requester, name, member_id, epoch, request, now_ns)
-
-    def _of_consumer_group(self, api: int, name: str, request: dict[str, Any]) -> bytes:
-        """The body of the answer about a consumer group."""
-        if api == Api.COMMIT_OFFSETS:
-            if request.get("kind") != CLASSIC:
-                self._classic.check_empty(name, self._now_ns)
-            return self._offset_requests.commit(name, request)
-        if api == Api.ALTER_GROUP_OFFSETS:
-            self._classic.check_empty(name, self._now_ns)
-            return self._offset_requests.alter(name, request)
-        group = self._table.get(name)
-        if api == Api.FETCH_OFFSETS:
-            return self._describing.fetch_offsets(group, request)
-        if group is None:
-            raise UnknownGroupError(f"there is no group {shown(name)}")
-        if api == Api.DESCRIBE_GROUP:
-            return self._describing.describe(group, request, self._now_ns)
-        raise InvalidGroupError(
-            f"{shown(name)} is a consumer group: records are acquired and acknowledged in share "
-            "groups"
-        )
-
-    def _member_count(self, name: str) -> int:
-        """The members of a group, in none of which Kafka's classic protocol is spoken."""
-        summary = self.summary(name)
-        return 0 if summary is None else int(summary["members"] or self._is_share(name))
+        self._requests.handle(requester, api, request, now_ns)
 
     def summary(self, name: str) -> dict[str, Any] | None:
         """The row of a group of any kind in LIST_GROUPS; None: deleted."""
-        group = self._table.get(name)
-        if group is not None:
-            return group.summary()
-        return (
-            self._share.summary(name) if self._share is not None and self._share.has(name) else None
-        )
+        return summary_of(self._table, self._share, name)
 
     def session_closed(self, session: SessionKey, now_ns: int, *, with_front: bool = False) -> None:
         """Start the grace period of the dynamic members of a closed connection: CLOSED_GRACE_NS.
@@ -463,27 +338,3 @@ class GroupService:
             self._share.rolled_back(now_ns, error, group)
         if self.transactions is not None:
             self.transactions.rolled_back(now_ns, error)
-
-
-TRANSACTION_APIS = frozenset(
-    (
-        Api.INIT_TRANSACTIONS,
-        Api.END_TRANSACTION,
-        Api.LIST_TRANSACTIONS,
-        Api.DESCRIBE_TRANSACTION,
-        Api.ABORT_TRANSACTION,
-        Api.CREATE_BRANCHES,
-        Api.JOIN_TRANSACTION,
-        PRODUCER_OWNERS,
-    )
-)
-_OF_ONE_GROUP = frozenset(
-    (
-        Api.COMMIT_OFFSETS,
-        Api.FETCH_OFFSETS,
-        Api.DESCRIBE_GROUP,
-        Api.ALTER_GROUP_OFFSETS,
-        Api.SHARE_ACQUIRE,
-        Api.SHARE_ACKNOWLEDGE,
-    )
-)
