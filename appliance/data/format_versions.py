@@ -30,7 +30,7 @@ FORMATS = {
     "batch header": 3,
     "index": 2,
     "transaction index": 1,
-    "delayed records": 4,
+    "delayed records": 6,
     "coordinator.db": 9,
     "groups.db": 10,
 }

@@ -49,7 +49,7 @@ ALTERED_PENDING_VERSION = 6
 read all rows by one of them refuses it.
 """
 READ_VERSIONS = (2, 3, 4, 5, 6)
-"""Version 2 had no `BucketEntry.first_crc`."""
+"""The last one is the newest that is written. Version 2 had no `BucketEntry.first_crc`."""
 BUCKET_SUFFIX = ".pending"
 DAMAGED_SUFFIX = ".damaged"
 """Suffix that is added to a quarantined bucket file's name."""

@@ -22,11 +22,11 @@ from tailrace.format.segments import transaction_index as transactions
 
 def test_the_table_has_the_numbers_of_the_owners() -> None:
     assert FORMATS == {
-        "partition.json": partition_metadata.FORMAT_VERSION,
+        "partition.json": max(partition_metadata.READ_VERSIONS),
         "batch header": batch_header.NEWEST_BATCH_VERSION,
         "index": segment_index.INDEX_VERSION,
         "transaction index": transactions.TRANSACTION_INDEX_VERSION,
-        "delayed records": delay_files.TRANSACTIONAL_PENDING_VERSION,
+        "delayed records": max(delay_files.READ_VERSIONS),
         "coordinator.db": database.SCHEMA_VERSION,
         "groups.db": schema.SCHEMA_VERSION,
     }
