@@ -13,6 +13,7 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -73,7 +74,7 @@ def rabbitmq_lateness(rate: int, seconds: float) -> tuple[list[float], float]:
         ) from None
     from bench.peers.servers import Server, free_port
 
-    ttl_ms, count, port = 2_000, int(rate * seconds), free_port()
+    port = free_port()
     with tempfile.TemporaryDirectory(prefix="tailrace-rabbit-") as directory:
         os.chmod(directory, 0o777)  # it changes to a user of its own
         settings = {
@@ -83,38 +84,11 @@ def rabbitmq_lateness(rate: int, seconds: float) -> tuple[list[float], float]:
             "RABBITMQ_USE_LONGNAME": "false",
         }  # fmt: skip
         server = Server(["rabbitmq-server"], port, f"{directory}/log.txt", settings)
-        times: list[float] = []
         try:
             parameters = pika.ConnectionParameters("127.0.0.1", port)
-
-            def consume() -> None:
-                channel = pika.BlockingConnection(parameters).channel()
-                channel.queue_declare("due")
-                for _, _, body in channel.consume("due", auto_ack=True):
-                    times.append((time.time_ns() // 1000 - int.from_bytes(body[:8], "big")) / 1000)
-                    if len(times) >= count:
-                        return
-
-            consumer = threading.Thread(target=consume)
-            consumer.start()
-            channel = pika.BlockingConnection(parameters).channel()
-            channel.queue_declare("due")
-            channel.queue_declare(
-                "later",
-                arguments={
-                    "x-message-ttl": ttl_ms,
-                    "x-dead-letter-exchange": "",
-                    "x-dead-letter-routing-key": "due",
-                },
+            times = _expired(
+                lambda: pika.BlockingConnection(parameters).channel(), rate, int(rate * seconds)
             )
-            begun = time.perf_counter()
-            for number in range(count):
-                while time.perf_counter() - begun < number / rate:
-                    time.sleep(0.001)
-                channel.basic_publish(
-                    "", "later", (time.time_ns() // 1000 + ttl_ms * 1000).to_bytes(8, "big")
-                )
-            consumer.join()
             processes = [process for process in psutil.process_iter() if "beam" in process.name()]
             memory = sum(process.memory_info().rss for process in processes) / 1e6
         finally:
@@ -123,3 +97,39 @@ def rabbitmq_lateness(rate: int, seconds: float) -> tuple[list[float], float]:
             )  # the shell script that was started does not take its children along
             server.kill()
     return times, memory
+
+
+def _expired(new_channel: Callable[[], Any], rate: int, count: int) -> list[float]:
+    """Publish messages with one TTL, and return the lateness of their dead letters in ms."""
+    ttl_ms = 2_000
+    times: list[float] = []
+
+    def consume() -> None:
+        channel = new_channel()
+        channel.queue_declare("due")
+        for _, _, body in channel.consume("due", auto_ack=True):
+            times.append((time.time_ns() // 1000 - int.from_bytes(body[:8], "big")) / 1000)
+            if len(times) >= count:
+                return
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    channel = new_channel()
+    channel.queue_declare("due")
+    channel.queue_declare(
+        "later",
+        arguments={
+            "x-message-ttl": ttl_ms,
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": "due",
+        },
+    )
+    begun = time.perf_counter()
+    for number in range(count):
+        while time.perf_counter() - begun < number / rate:
+            time.sleep(0.001)
+        channel.basic_publish(
+            "", "later", (time.time_ns() // 1000 + ttl_ms * 1000).to_bytes(8, "big")
+        )
+    consumer.join()
+    return times

@@ -81,6 +81,15 @@ def _most(name: str, unit: str, bound: float, row: str, formula: Callable[[Of], 
 
 def goals() -> Iterator[Goal]:
     """In the order of the rows."""
+    yield from _sent()
+    yield from _consumed()
+    yield from _acknowledged()
+    yield from _transactions()
+    yield from _end_to_end()
+    yield from _cpu_and_memory()
+
+
+def _sent() -> Iterator[Goal]:
     yield ratio("send() 100 B with key, acks=1 / Kafka's tool", 3, "send-100", "ours", "kafka")
     yield ratio(
         "send() 100 B with key, acks=1 / confluent-kafka-python", 2, "send-100", "ours", "confluent"
@@ -100,6 +109,9 @@ def goals() -> Iterator[Goal]:
     yield ratio("prebuilt Arrow 64 KiB / raw pyzmq pipe", 0.4, "arrow-64k", "ours-tmpfs", "pipe")
     yield ratio("prebuilt Arrow 1 MiB / raw pyzmq pipe", 0.6, "arrow-1m", "ours-tmpfs", "pipe")
     yield ratio("batches of 1,000 x 100 B / Apache Iggy", 2, "batches-100", "ours", "iggy")
+
+
+def _consumed() -> Iterator[Goal]:
     yield ratio("objects consumed, 100 B / Kafka's tool", 2.5, "consume-100", "objects", "kafka")
     yield ratio(
         "objects consumed, 100 B / confluent-kafka-python",
@@ -117,6 +129,9 @@ def goals() -> Iterator[Goal]:
         lambda of: of("consume-1000", "arrow") * 1_000 / 1e9,
         "consume-1000",
     )
+
+
+def _acknowledged() -> Iterator[Goal]:
     for share, beyond in (("p50", 150), ("p99", 300)):
         yield _most(
             f"ack acks=1 over tcp, {share}, beyond the raw round trip",
@@ -139,7 +154,9 @@ def goals() -> Iterator[Goal]:
                     row,
                     _figure(row, "ours", f"{rate} {share}"),
                 )
-    yield from _transactions()
+
+
+def _end_to_end() -> Iterator[Goal]:
     yield _most(
         "end to end at 20 MB/s, p99", " ms", 4, "end-to-end", _figure("end-to-end", "ours", "p99")
     )
@@ -150,6 +167,9 @@ def goals() -> Iterator[Goal]:
         "end-to-end",
         _figure("end-to-end", "ours", "p99.9"),
     )
+
+
+def _cpu_and_memory() -> Iterator[Goal]:
     yield _most(
         "CPU of a 65 KB batch, acks=1, all processes",
         " us",

@@ -250,6 +250,11 @@ def consuming(field: Field, size: int, count: int) -> Row:
 
 def latencies(field: Field, directory: str) -> Iterator[Row]:
     """One record at a time."""
+    yield _latency_before_sync(field)
+    yield _latency_synced(field, directory)
+
+
+def _latency_before_sync(field: Field) -> Row:
     ours = field.ours
     entries = [
         Entry("ours", "Tailrace tcp", BEHIND, spread_of(ours.latency, LATENCIES, 1, "disk")),
@@ -284,7 +289,11 @@ def latencies(field: Field, directory: str) -> Iterator[Row]:
         entries.append(
             Entry("nats-py", "NATS nats-py", MEMORY, spread_of(jetstream.latency, LATENCIES))
         )
-    yield Row("ack-1", "ack of one record of 100 B, acks=1", "us", entries)
+    return Row("ack-1", "ack of one record of 100 B, acks=1", "us", entries)
+
+
+def _latency_synced(field: Field, directory: str) -> Row:
+    ours = field.ours
     entries = [
         Entry("ours", "Tailrace tcp", DISK, spread_of(ours.latency, LATENCIES, "all", "disk")),
         Entry(
@@ -313,7 +322,7 @@ def latencies(field: Field, directory: str) -> Iterator[Row]:
         entries.append(
             Entry("redis-py", "Redis redis-py", DISK, spread_of(redis.latency, LATENCIES))
         )
-    yield Row("ack-all", "ack of one record of 100 B, acks=all, synced", "us", entries)
+    return Row("ack-all", "ack of one record of 100 B, acks=all, synced", "us", entries)
 
 
 def singles(field: Field, acks: int | str, linger_ms: int | None) -> Row:

@@ -13,6 +13,7 @@ import click
 
 from appliance.cli.options.shared import bootstrap_option, connect, json_option
 from appliance.cli.output import print_json, print_table
+from appliance.cli.perf.common import acks_option
 from appliance.cli.perf.consume import consume
 from appliance.cli.perf.latencies import (
     load_arrow,
@@ -102,17 +103,11 @@ def _rate(_context: click.Context, _parameter: click.Parameter, value: str) -> f
     type=click.FloatRange(0.1),
     help="How long to measure.",
 )
-@click.option(
-    "--acks",
-    type=click.Choice(["1", "all"]),
-    default="all",
-    show_default=True,
-    help="Acknowledgement that the producer waits for.",
-)
+@acks_option
 @bootstrap_option
 @json_option
 def command(
-    target: float, record_size: int, seconds: float, acks: str, bootstrap: str, as_json: bool
+    target: float, record_size: int, seconds: float, acks: int | str, bootstrap: str, as_json: bool
 ) -> None:
     """Recommend a number of partitions for a throughput, from a measurement of one partition on
     this host.
@@ -128,7 +123,7 @@ def command(
         admin.create_topics([NewTopic(topic)])
         try:
             with (
-                Producer(bootstrap, acks=1 if acks == "1" else acks) as producer,
+                Producer(bootstrap, acks=acks) as producer,
                 Consumer(topic, bootstrap=bootstrap, auto_offset_reset="earliest") as consumer,
             ):
                 advice = Advice(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
@@ -15,6 +16,19 @@ MB = 1024 * 1024
 """Bytes of a megabyte, as Kafka's tools count."""
 TRANSACTION_MS = 100.0
 """Length of a transaction, if none is given."""
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def acks_option(function: Function) -> Function:
+    """Add the option --acks, 1 or "all"."""
+    return click.option(
+        "--acks",
+        type=click.Choice(["1", "all"]),
+        default="all",
+        show_default=True,
+        callback=lambda _context, _parameter, value: 1 if value == "1" else value,
+        help="Acknowledgement that the producer waits for.",
+    )(function)
 
 
 def settings_of(

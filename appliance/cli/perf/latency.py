@@ -11,6 +11,7 @@ import click
 from appliance.cli.options.shared import bootstrap_option, complete_topics, json_option
 from appliance.cli.output import print_json
 from appliance.cli.perf.common import (
+    acks_option,
     milliseconds_of,
     ready_partitions,
 )
@@ -113,13 +114,7 @@ def _take(records: Iterable[Record], latencies: Latencies) -> int:
     type=click.IntRange(8),
     help="Bytes of each record.",
 )
-@click.option(
-    "--acks",
-    type=click.Choice(["1", "all"]),
-    default="all",
-    show_default=True,
-    help="Acknowledgement that the producer waits for.",
-)
+@acks_option
 @click.option(
     "--throughput",
     type=float,
@@ -132,7 +127,7 @@ def command(
     topic: str,
     num_records: int,
     record_size: int,
-    acks: str,
+    acks: int | str,
     throughput: float,
     bootstrap: str,
     as_json: bool,
@@ -151,9 +146,7 @@ def command(
             click.echo(f"{number}\t{milliseconds:.4f}")
 
     with (
-        Producer(
-            bootstrap, acks=1 if acks == "1" else acks, linger_ms=1 if throughput > 0 else 0
-        ) as producer,
+        Producer(bootstrap, acks=acks, linger_ms=1 if throughput > 0 else 0) as producer,
         Consumer(bootstrap=bootstrap, auto_offset_reset="latest") as consumer,
     ):
         consumer.assign(keys)
