@@ -1,8 +1,8 @@
 """Exports to Delta and Iceberg tables: rows and offsets in one commit of the table.
 
 With the packages where they are installed (`make test-all` does it), else with stand-ins that have
-the same calls (`tests/kit/lakes/lake_stand_ins.py`): those prove what is called when, not what the
-packages make of it.
+the same calls (`tests/kit/lakes/`): those prove what is called when, not what the packages make of
+it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from tailrace import Admin, NewTopic, Producer
 from tailrace.core.errors import InvalidRequestError, NotSupportedError, StorageError
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.export.export import Export
-from tests.kit.lakes import lake_stand_ins
+from tests.kit.lakes import numbered_commits
+from tests.kit.lakes.delta_stand_in import deltalake
+from tests.kit.lakes.iceberg_stand_in import pyiceberg
 
 IS_INSTALLED = {
     "delta": importlib.util.find_spec("deltalake") is not None,
@@ -31,9 +33,7 @@ IS_INSTALLED = {
 @pytest.fixture(params=["delta", "iceberg"])
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if not IS_INSTALLED[request.param]:
-        modules = (
-            lake_stand_ins.deltalake() if request.param == "delta" else lake_stand_ins.pyiceberg()
-        )
+        modules = deltalake() if request.param == "delta" else pyiceberg()
         for name, module in modules.items():
             monkeypatch.setitem(sys.modules, name, module)
     return str(request.param)
@@ -42,7 +42,7 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 def end_at_the_commit(form: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next commit is the last thing that the export does: before it is made, or behind it."""
     if not IS_INSTALLED[form]:
-        lake_stand_ins.fail_at = where
+        numbered_commits.fail_at = where
         return
     holder, name = (
         (sys.modules["deltalake"], "write_deltalake")
@@ -55,7 +55,7 @@ def end_at_the_commit(form: str, where: str, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(holder, name, real)
         if where == "behind":
             real(*arguments, **named)
-        raise lake_stand_ins.Interrupted
+        raise numbered_commits.Interrupted
 
     monkeypatch.setattr(holder, name, end)
 
@@ -134,7 +134,7 @@ def test_an_end_at_the_commit_leaves_all_of_it_or_nothing(
     run(appliance, orders, tmp_path, form, rows_max=40)
     send(appliance, orders, range(40, 60))
     end_at_the_commit(form, where, monkeypatch)
-    with pytest.raises(lake_stand_ins.Interrupted):
+    with pytest.raises(numbered_commits.Interrupted):
         run(appliance, orders, tmp_path, form, rows_max=10)
     assert len(values(tmp_path, form)) == (40 if where == "before" else 50)
     run(appliance, orders, tmp_path, form)
@@ -149,7 +149,7 @@ def test_the_first_commit_makes_the_table_so_that_nothing_is_there_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     end_at_the_commit(form, "before", monkeypatch)
-    with pytest.raises(lake_stand_ins.Interrupted):
+    with pytest.raises(numbered_commits.Interrupted):
         run(appliance, orders, tmp_path, form)
     assert run(appliance, orders, tmp_path, form, partition_by="date") == 40
     assert values(tmp_path, form) == sent(40)
@@ -200,7 +200,7 @@ def test_what_the_package_refuses_is_said_with_the_directory(
         raise ValueError("no such type")
 
     if not IS_INSTALLED[form]:
-        monkeypatch.setattr(lake_stand_ins, "_add", refuse)
+        monkeypatch.setattr(numbered_commits, "add", refuse)
     elif form == "delta":
         monkeypatch.setattr(sys.modules["deltalake"], "write_deltalake", refuse)
     else:
