@@ -10,17 +10,13 @@ import pathlib
 import shutil
 import signal
 import subprocess
-import threading
-import time
-from functools import partial
-from typing import Any
 
 import orjson
 import pytest
 
 from appliance.backup.source import log_files
 from shm.crash_points import CRASH_POINTS
-from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
+from tailrace import Admin, Consumer, Producer, TopicPartition
 from tailrace.core.errors import NotReachableError
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.format.directory.partition_metadata import PartitionMetadata
@@ -34,61 +30,13 @@ from tests.kit.appliances.backups import (
     verify,
 )
 from tests.kit.appliances.cleaned_segments import clean_segment, merge_segment, sealed_bases
+from tests.kit.appliances.contents import committed, everything, produce
 from tests.kit.appliances.killed_directories import start
+from tests.kit.appliances.topics import create
 from tests.kit.cli import TAILRACE, run
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 SEGMENT_BYTES = 1 << 20
-
-
-def create(appliance: EmbeddedAppliance, name: str, partitions: int = 1, **configs: object) -> None:
-    with Admin(appliance.address) as admin:
-        given = {key.replace("_", "."): value for key, value in configs.items()}
-        admin.create_topics([NewTopic(name, partitions, given)])
-
-
-def produce(
-    appliance: EmbeddedAppliance, topic: str, values: range, size: int = 0, **settings: Any
-) -> None:
-    with Producer(appliance.address, **settings) as producer:
-        handles = [
-            producer.send(topic, b"%d" % number + bytes(size), key=b"%d" % number)
-            for number in values
-        ]
-        for handle in handles:
-            handle.result(HANG_LIMIT_S)
-
-
-def everything(appliance: EmbeddedAppliance, topic: str) -> dict[int, list[tuple[int, bytes]]]:
-    """Partition -> (offset, value) of all committed records."""
-    with Consumer(bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
-        count = consumer.partitions_for(topic)
-        keys = [TopicPartition(topic, number) for number in sorted(count or ())]
-        ends = consumer.end_offsets(keys)
-        consumer.assign(keys)
-        found: dict[int, list[tuple[int, bytes]]] = {key.partition: [] for key in keys}
-        deadline = time.monotonic() + HANG_LIMIT_S
-        while any(consumer.position(key) < ends[key] for key in keys):
-            assert time.monotonic() < deadline, "not all of the topic can be read"
-            for record in consumer.poll(timeout_ms=200):
-                found[record.partition].append((record.offset, bytes(record.value)))
-    return found
-
-
-def committed(appliance: EmbeddedAppliance, group: str, topic: str) -> dict[int, int]:
-    with Admin(appliance.address) as admin:
-        offsets = admin.list_group_offsets(group)
-    return {
-        key.partition: found.offset
-        for key, found in offsets.items()
-        if found is not None and key.topic == topic
-    }
-
-
-def are_paired(appliance: EmbeddedAppliance, topic: str) -> bool:
-    """True if the two partitions have the same records."""
-    found = everything(appliance, topic)
-    return [value for _, value in found[0]] == [value for _, value in found[1]]
 
 
 def test_a_restored_appliance_has_topics_groups_transactions_and_delays(
@@ -163,117 +111,6 @@ def test_a_restored_appliance_has_topics_groups_transactions_and_delays(
             lambda: everything(restored, topic)[0][-1][1] == b"after the restore",
             "the commit's marker has come",
         )
-    finally:
-        assert restored.stop() == 0
-
-
-def test_every_record_acknowledged_before_a_backup_under_load_is_in_its_restore(
-    appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path
-) -> None:
-    """Transactions write one number to both partitions: a restore has both or neither. Delayed
-    records become due all the time: a restore delivers each once.
-    """
-    pairs, later = f"{topic}-pairs", f"{topic}-later"
-    create(appliance, later, 1, delay_enabled=True)
-    create(appliance, topic, 3, segment_bytes=SEGMENT_BYTES)
-    create(appliance, pairs, 2, segment_bytes=SEGMENT_BYTES)
-    ended = threading.Event()
-    acknowledged: list[int] = []
-    paired: list[int] = []
-    delayed: list[int] = []
-
-    def send() -> None:
-        with Producer(appliance.address) as producer:
-            number = 0
-            while not ended.is_set():
-                handles = [
-                    producer.send(topic, b"%d" % each + bytes(500), key=b"%d" % each)
-                    for each in range(number, number + 100)
-                ]
-                for handle in handles:
-                    handle.result(HANG_LIMIT_S)
-                number += 100
-                acknowledged.append(number)
-
-    def send_pairs() -> None:
-        with Producer(appliance.address, transactional_id=f"{topic}-pairs") as producer:
-            number = 0
-            while not ended.is_set():
-                with producer.transaction():
-                    for partition in (0, 1):
-                        producer.send(pairs, b"%d" % number, partition=partition)
-                paired.append(number)
-                number += 1
-
-    def send_delayed() -> None:
-        with Producer(appliance.address) as producer:
-            number = 0
-            while not ended.is_set():
-                handles = [
-                    producer.send(
-                        later, b"%d" % each, deliver_after=dt.timedelta(milliseconds=each % 7 * 100)
-                    )
-                    for each in range(number, number + 20)
-                ]
-                for handle in handles:
-                    handle.result(HANG_LIMIT_S)
-                number += 20
-                delayed.append(number)
-
-    def consume() -> None:
-        with Consumer(
-            topic, bootstrap=appliance.address, group_id=f"{topic}-g", auto_offset_reset="earliest"
-        ) as consumer:
-            while not ended.is_set():
-                if consumer.poll(timeout_ms=100):
-                    consumer.commit()
-
-    def has_gone_on(count: int) -> bool:
-        return len(paired) > count + 3 and bool(acknowledged) and bool(delayed)
-
-    threads = [threading.Thread(target=each) for each in (send, send_pairs, send_delayed, consume)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(4):
-            wait_until(partial(has_gone_on, len(paired)), "transactions go on")
-            sent, pairs_done, due = acknowledged[-1], paired[-1], delayed[-1]
-            back_up(appliance.data_dir, tmp_path / "target")
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
-    restore(tmp_path / "target", tmp_path / "data")
-    records_in(tmp_path / "data")
-    restored = start(tmp_path / "data")
-    try:
-        values = [
-            int(value.rstrip(b"\0"))
-            for records in everything(restored, topic).values()
-            for _, value in records
-        ]
-        assert sorted(values) == sorted(set(values))
-        assert set(range(sent)) <= set(values)
-        wait_until(
-            lambda: (
-                len((found := everything(restored, pairs))[0]) > pairs_done
-                and [v for _, v in found[0]] == [v for _, v in found[1]]
-            ),  # the markers of the last ones follow a moment after the start
-            "each transaction is in both partitions, or in none",
-        )
-        numbers = [int(value) for _, value in everything(restored, pairs)[0]]
-        assert numbers == list(range(len(numbers)))
-        wait_until(
-            lambda: {int(value) for _, value in everything(restored, later)[0]} >= set(range(due)),
-            "delayed records are delivered",
-        )
-        values = [int(value) for _, value in everything(restored, later)[0]]
-        assert sorted(values) == sorted(set(values))
-        with Consumer(bootstrap=restored.address) as consumer:
-            keys = [TopicPartition(topic, number) for number in range(3)]
-            ends = consumer.end_offsets(keys)
-        for partition, offset in committed(restored, f"{topic}-g", topic).items():
-            assert offset <= ends[TopicPartition(topic, partition)]
     finally:
         assert restored.stop() == 0
 
