@@ -62,17 +62,12 @@ def test_topics_settings_and_groups_are_mirrored_exactly_once(
         there.stop()
 
 
-def run(
-    here: EmbeddedAppliance,
-    there: EmbeddedAppliance,
-    gateway: str,
-    jars: str,
-    directory: pathlib.Path,
-) -> None:
+def mirror_properties(gateway: str, target: str, directory: pathlib.Path) -> str:
+    """The path of a configuration that mirrors one topic and its group, exactly once."""
     properties = {
         "clusters": "here, there",
         "here.bootstrap.servers": gateway,
-        "there.bootstrap.servers": there.kafka_addresses[0],
+        "there.bootstrap.servers": target,
         "here->there.enabled": "true",
         "here->there.topics": "mirrored",
         "here->there.groups": "readers",
@@ -102,10 +97,21 @@ def run(
     }
     path = directory / "mirror.properties"
     path.write_text("".join(f"{name} = {value}\n" for name, value in properties.items()))
+    return str(path)
+
+
+def run(
+    here: EmbeddedAppliance,
+    there: EmbeddedAppliance,
+    gateway: str,
+    jars: str,
+    directory: pathlib.Path,
+) -> None:
+    path = mirror_properties(gateway, there.kafka_addresses[0], directory)
 
     def start() -> Program:
         main = "org.apache.kafka.connect.mirror.MirrorMaker"
-        return Program(java_command(jars, main, str(path), heap="400m"), directory)
+        return Program(java_command(jars, main, path, heap="400m"), directory)
 
     with Admin(here.address) as admin:
         admin.create_topics(

@@ -9,6 +9,7 @@ import datetime as dt
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -128,6 +129,46 @@ def test_metrics_of_groups_are_there_once_there_is_one(
     assert found["tailrace_groups_truncated", frozenset()] == 0
 
 
+class TwoReaders:
+    """Two consumers of a group over the same topics, and what they got."""
+
+    def __init__(self, admin: Admin, group: str, topic: str, consumers: list[Consumer]) -> None:
+        self._admin = admin
+        self._group = group
+        self._topic = topic
+        self._consumers = consumers
+        self.got: list[Record] = []
+
+    def has(self, name: str, count: int) -> bool:
+        """Poll; True if so many records of the topic have come."""
+        for consumer in self._consumers:
+            self.got.extend(consumer.poll(20))
+        return sum(record.topic == name for record in self.got) >= count
+
+    def owned(self) -> dict[str, list[int]]:
+        """Member -> its partitions of the topic."""
+        members = self._admin.describe_groups(self._group)[self._group]["members"]
+        return {member["member_id"]: member["owned"].get(self._topic, []) for member in members}
+
+    def are_paused(self, requested: bool) -> bool:
+        self.has(self._topic, 0)
+        mine = [
+            cursor
+            for consumer in self._consumers
+            for key, cursor in consumer._fetch_loop.cursors.items()
+            if key.topic == self._topic
+        ]
+        return len(mine) == 2 and all(cursor.is_paused == requested for cursor in mine)
+
+    def are_shared(self) -> bool:
+        self.has(self._topic, 0)
+        return all(len(consumer.assignment()) == 2 for consumer in self._consumers)
+
+    def numbers(self, partition: int) -> list[int]:
+        place = self._topic, partition
+        return [int(one.value) for one in self.got if (one.topic, one.partition) == place]
+
+
 def test_a_topic_that_is_paused_gives_groups_nothing_and_goes_on_with_nothing_missed(
     appliance: EmbeddedAppliance, admin: Admin, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -142,55 +183,29 @@ def test_a_topic_that_is_paused_gives_groups_nothing_and_goes_on_with_nothing_mi
         "auto_offset_reset": "earliest",
         "auto_commit_interval_ms": 50,
     }
-    got: list[Record] = []
     with (
         Producer(appliance.address) as producer,
         Consumer(topic, other, **settings) as first,
         Consumer(topic, other, **settings) as second,
     ):
-        consumers = (first, second)
+        readers = TwoReaders(admin, topic, topic, [first, second])
 
         def send(name: str, numbers: range) -> None:
             for number in numbers:
                 producer.send(name, b"%d" % number, partition=number % 2)
             producer.flush(60)
 
-        def has(name: str, count: int) -> bool:
-            for consumer in consumers:
-                got.extend(consumer.poll(20))
-            return sum(record.topic == name for record in got) >= count
-
-        def of_group(name: str) -> dict[str, list[int]]:
-            return {
-                m["member_id"]: m["owned"].get(name, [])
-                for m in admin.describe_groups(topic)[topic]["members"]
-            }
-
-        def are_paused(requested: bool) -> bool:
-            has(topic, 0)
-            mine = [
-                cursor
-                for consumer in consumers
-                for key, cursor in consumer._fetch_loop.cursors.items()
-                if key.topic == topic
-            ]
-            return len(mine) == 2 and all(cursor.is_paused == requested for cursor in mine)
-
-        def are_shared() -> bool:
-            has(topic, 0)
-            return all(len(consumer.assignment()) == 2 for consumer in consumers)
-
-        wait_until(are_shared, "both have their partitions")
+        wait_until(readers.are_shared, "both have their partitions")
         send(topic, range(4))
-        wait_until(lambda: has(topic, 4), "records come")
-        owned = of_group(topic)
+        wait_until(lambda: readers.has(topic, 4), "records come")
+        owned = readers.owned()
         admin.alter_topics({topic: {"delivery.paused": True}})
-        wait_until(lambda: are_paused(True), "both know that it is paused")
+        wait_until(lambda: readers.are_paused(True), "both know that it is paused")
         send(topic, range(4, 50))
         for count in range(2, 12, 2):
             send(other, range(count - 2, count))
-            wait_until(lambda count=count: has(other, count), "records of the other topic come")  # type: ignore[misc]
-        assert sum(record.topic == topic for record in got) == 4, "records of a paused topic"
+            wait_until(partial(readers.has, other, count), "records of the other topic come")
+        assert sum(map(len, map(readers.numbers, range(2)))) == 4, "records of a paused topic"
         with Consumer(topic, bootstrap=appliance.address, auto_offset_reset="earliest") as reader:
             free: list[Record] = []
 
@@ -199,31 +214,26 @@ def test_a_topic_that_is_paused_gives_groups_nothing_and_goes_on_with_nothing_mi
                 return len(free) == 50
 
             wait_until(has_all, "a reader without a group gets them")
-        assert of_group(topic) == owned, "partitions changed hands"
+        assert readers.owned() == owned, "partitions changed hands"
         described = admin.describe_groups(topic)[topic]
         assert (
             described["state"],
             sum(row["lag"] or 0 for row in described["partitions"] if row["topic"] == topic),
         ) == ("STABLE", 46)
         admin.alter_topics({topic: {"delivery.paused": False}})
-        wait_until(lambda: has(topic, 50), "it goes on")
+        wait_until(lambda: readers.has(topic, 50), "it goes on")
         for number in range(2):
-            mine = [
-                int(record.value)
-                for record in got
-                if (record.topic, record.partition) == (topic, number)
-            ]
-            assert mine == list(range(number, 50, 2)), "each once, in order"
-        assert of_group(topic) == owned
-        for word in ("paused (delivery.paused=true)", "resumed"):
-            said = [
-                one.getMessage()
-                for one in caplog.records
-                if f"delivery of topic {topic} is {word}" in one.getMessage()
-            ]
-            assert len(said) == sum(bool(mine) for mine in owned.values()), (
-                "each consumer that has some of it says so, once"
-            )
+            assert readers.numbers(number) == list(range(number, 50, 2)), "each once, in order"
+        assert readers.owned() == owned
+    for word in ("paused (delivery.paused=true)", "resumed"):
+        said = [
+            one.getMessage()
+            for one in caplog.records
+            if f"delivery of topic {topic} is {word}" in one.getMessage()
+        ]
+        assert len(said) == sum(bool(mine) for mine in owned.values()), (
+            "each consumer that has some of it says so, once"
+        )
 
 
 def test_lag_of_consumers_falls_as_they_commit_and_surplus_ones_are_idle(
