@@ -21,7 +21,7 @@ from shm.messages.lane_messages import REPLAY, Assignment, LaneKind
 from shm.queues.doorbell import Doorbell
 from shm.queues.lane import LaneReader
 from shm.runtime.error_handler import CountedErrorHandler
-from workers.flush.group_commit import GroupCommit
+from workers.flush.commit.group_commit import GroupCommit
 from workers.flush.log_cleaner import LogCleaner
 from workers.log.log_set import LogSet
 from workers.log.partition_log import PartitionLog

@@ -44,7 +44,7 @@ from workers.flush.cleaning.watched_log import (
     has_segments_to_merge,
     is_compacted,
 )
-from workers.flush.group_commit import GroupCommit
+from workers.flush.commit.group_commit import GroupCommit
 from workers.log.log_set import LogSet
 from workers.log.partition_log import NOT_CLEANED, PartitionLog
 from workers.log.retention.compaction_rules import Cleanable, runs

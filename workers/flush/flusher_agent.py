@@ -39,15 +39,15 @@ from shm.runtime.timing_wheel import TimingWheel
 from shm.tables.control import ProcessSlot
 from shm.tables.partition_table import PartitionTable
 from tailrace.format.directory.data_dir import BIN_DIRECTORY
-from workers.flush.batch_placement import BatchPlacement
 from workers.flush.bin import Bin
 from workers.flush.catalog_feed import CatalogFeed
 from workers.flush.cleaning.chores import Chores
+from workers.flush.commit.batch_placement import BatchPlacement
+from workers.flush.commit.group_commit import GroupCommit
+from workers.flush.commit.ring_follower import FlushGroup, RingFollower, translator
 from workers.flush.directory_status import DirectoryStatus
 from workers.flush.flusher_settings import FlusherSettings
-from workers.flush.group_commit import GroupCommit
 from workers.flush.log_cleaner import LogCleaner
-from workers.flush.ring_follower import FlushGroup, RingFollower, translator
 from workers.flush.startup import end_recovery, note_rings
 from workers.log.files.journal import Journal
 from workers.log.log_set import LogSet, RunFacts

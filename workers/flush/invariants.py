@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from shm.tables.invariants import InvariantError
 from workers.append.partitions import NO_EPOCH, Partition
 from workers.append.worker import Worker
+from workers.flush.commit.ring_follower import RingFollower
 from workers.flush.flusher_agent import Flusher
-from workers.flush.ring_follower import RingFollower
 from workers.log.partition_log import PartitionLog
 from workers.log.producers.producer_state import ProducerTable
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from shm.runtime.timing_wheel import Timer, TimingWheel
 from workers.flush.cleaning.segment_split import split_off
-from workers.flush.group_commit import GroupCommit
+from workers.flush.commit.group_commit import GroupCommit
 from workers.log.files.active_segment import ActiveSegment
 from workers.log.files.delay_manifest import read_cursor
 from workers.log.log_set import LogSet

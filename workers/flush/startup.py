@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from shm.crash_points import crash_point
 from shm.memory.layout import Verdict
 from shm.tables.partition_table import PartitionTable
-from workers.flush.group_commit import GroupCommit
-from workers.flush.ring_follower import RingFollower, translator
+from workers.flush.commit.group_commit import GroupCommit
+from workers.flush.commit.ring_follower import RingFollower, translator
 from workers.log.files.journal import Journal
 from workers.log.log_set import LogSet
 from workers.segment.files import Files, is_shortage

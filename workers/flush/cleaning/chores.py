@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 
 from shm.runtime.timing_wheel import TimingWheel
-from workers.flush.group_commit import GroupCommit
+from workers.flush.commit.group_commit import GroupCommit
 from workers.log.index_scrubber import scrub_one_index
 from workers.log.log_set import LogSet
 from workers.log.partition_log import PartitionLog

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 
 from shm.runtime.reserve_file import make_room_for
-from workers.flush.group_commit import GroupCommit
+from workers.flush.commit.group_commit import GroupCommit
 from workers.log.files.active_segment import ActiveSegment, first_to_keep
 from workers.log.partition_log import PartitionLog
 

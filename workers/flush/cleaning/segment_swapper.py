@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable
 
 from workers.flush.cleaning.watched_log import WatchedLog
-from workers.flush.group_commit import GroupCommit
+from workers.flush.commit.group_commit import GroupCommit
 from workers.log.log_set import LogSet
 from workers.log.partition_log import PartitionLog
 from workers.log.retention.leases import RetentionLeases

@@ -23,8 +23,8 @@ from shm.crash_points import crash_point
 from shm.memory.layout import Verdict
 from shm.queues.ring import Descriptor
 from shm.runtime.error_handler import CountedErrorHandler
-from workers.flush.group_commit import GroupCommit
-from workers.flush.ring_follower import (
+from workers.flush.commit.group_commit import GroupCommit
+from workers.flush.commit.ring_follower import (
     GROUP_BYTES_MAX,
     GROUP_DESCRIPTORS_MAX,
     FlushGroup,
