@@ -13,10 +13,10 @@ from typing import Any
 from appliance.groups.base.limits import OFFSET_MAX, PARTITIONS_ASKED_MAX
 from appliance.groups.base.messages import Partition, TopicImage
 from appliance.groups.base.request_validation import entries_in
-from appliance.groups.share.members import ShareMember
+from appliance.groups.share.group.members import ShareMember
+from appliance.groups.share.group.share_group import ShareGroup
 from appliance.groups.share.partition.offset_ranges import Kind
 from appliance.groups.share.partition.share_partition import SharePartition
-from appliance.groups.share.share_group import ShareGroup
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidRequestError
 from tailrace.protocol.json_messages import encode_json

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from appliance.groups.base.limits import GroupLimits
 from appliance.groups.consumer.offset_expiry import EMPTY_KEPT_MS, SLICE, SLICE_NS, SWEEP_NS
-from appliance.groups.share.share_group import ShareGroup
+from appliance.groups.share.group.share_group import ShareGroup
 
 
 class EmptyGroups:

@@ -16,8 +16,8 @@ from collections.abc import Container, Iterator
 
 from appliance.groups.base.messages import Partition, SessionKey, TopicImage, work_for
 from appliance.groups.base.timers import Timers
-from appliance.groups.share.members import ShareMember
-from appliance.groups.share.share_group import ShareGroup
+from appliance.groups.share.group.members import ShareMember
+from appliance.groups.share.group.share_group import ShareGroup
 from appliance.groups.store.group_store import GroupStore
 from appliance.groups.store.schema import GroupRow
 

@@ -19,10 +19,10 @@ from appliance.groups.base.messages import (
 )
 from appliance.groups.base.request_validation import member_in, topics_in, user_in
 from appliance.groups.share import request_validation as requests
+from appliance.groups.share.group.members import ShareMember
+from appliance.groups.share.group.share_group import ShareGroup
 from appliance.groups.share.group_table import ShareGroupTable
-from appliance.groups.share.members import ShareMember
 from appliance.groups.share.quotas import Quotas
-from appliance.groups.share.share_group import ShareGroup
 from appliance.groups.share.wake_ups import WakeUps
 from appliance.groups.store.group_store import GroupStore
 from tailrace.core.errors import (

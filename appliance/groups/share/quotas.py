@@ -15,8 +15,8 @@ from appliance.groups.base.limits import (
     SUBSCRIPTIONS_MAX_BYTES,
 )
 from appliance.groups.base.messages import TopicImage
-from appliance.groups.share.share_group import ShareGroup
-from appliance.groups.share.subscriptions import subscription_bytes
+from appliance.groups.share.group.share_group import ShareGroup
+from appliance.groups.share.group.subscriptions import subscription_bytes
 from tailrace.core.errors import GroupFullError
 
 COUNT_NS = 1_000_000_000

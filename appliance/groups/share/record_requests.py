@@ -16,10 +16,10 @@ from appliance.groups.base.messages import (
 )
 from appliance.groups.base.request_validation import user_in
 from appliance.groups.share import request_validation as requests
+from appliance.groups.share.group.members import ShareMember
+from appliance.groups.share.group.share_group import ShareGroup
 from appliance.groups.share.group_table import ShareGroupTable
-from appliance.groups.share.members import ShareMember
 from appliance.groups.share.membership import ShareMembership
-from appliance.groups.share.share_group import ShareGroup
 from appliance.groups.share.transactional import PreparedAcknowledgements, check
 from appliance.groups.share.wake_ups import WakeUps
 from tailrace.core.errors import (

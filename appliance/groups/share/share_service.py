@@ -25,11 +25,11 @@ from appliance.groups.base.messages import (
 )
 from appliance.groups.share import describe as describing
 from appliance.groups.share.expiry import EmptyGroups
+from appliance.groups.share.group.share_group import ShareGroup
 from appliance.groups.share.group_table import ShareGroupTable, Timer
 from appliance.groups.share.membership import ShareMembership
 from appliance.groups.share.partition.share_partition import RUNS_MAX
 from appliance.groups.share.record_requests import RecordRequests
-from appliance.groups.share.share_group import ShareGroup
 from appliance.groups.share.transactional import PreparedAcknowledgements
 from appliance.groups.share.wake_ups import WakeUps
 from appliance.groups.store.group_store import GroupStore

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from appliance.groups.share.members import ShareMember
+from appliance.groups.share.group.members import ShareMember
+from appliance.groups.share.group.share_group import ShareGroup
 from appliance.groups.share.request_validation import Acknowledgement, acknowledgements_of
-from appliance.groups.share.share_group import ShareGroup
 from tailrace.core.errors import InvalidRequestError, LockLostError
 
 OUTCOMES = ("accept", "release")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from itertools import islice
 
 from appliance.groups.base.messages import Partition, Push
-from appliance.groups.share.members import ShareMember
-from appliance.groups.share.share_group import ShareGroup
+from appliance.groups.share.group.members import ShareMember
+from appliance.groups.share.group.share_group import ShareGroup
 from tailrace.protocol.frame import Api
 from tailrace.protocol.json_messages import encode_json
 

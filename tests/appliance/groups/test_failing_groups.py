@@ -20,8 +20,8 @@ from appliance.groups.base.topic_image import CatalogTopicImage
 from appliance.groups.consumer.group import ConsumerGroup
 from appliance.groups.consumer.group_table import GroupTable
 from appliance.groups.consumer.heartbeats import Heartbeats
+from appliance.groups.share.group.share_group import ShareGroup
 from appliance.groups.share.membership import ShareMembership
-from appliance.groups.share.share_group import ShareGroup
 from appliance.groups.share.share_service import ShareService
 from appliance.groups.store.group_store import GroupStore
 from tailrace.core.error_codes import ErrorCode

@@ -11,7 +11,7 @@ import pytest
 from appliance.groups.base.limits import GroupLimits
 from appliance.groups.base.messages import Requester
 from appliance.groups.base.request_validation import settings_in
-from appliance.groups.share import members, share_group
+from appliance.groups.share.group import members, share_group
 from appliance.groups.share.request_validation import join_of
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidRequestError, TailraceError, UnknownGroupError

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from appliance.groups.base.limits import NAME_BYTES
 from appliance.groups.base.messages import Partition, TopicImage
-from appliance.groups.share.members import ShareMember
+from appliance.groups.share.group.members import ShareMember
 
 SPARE_SUBSCRIPTIONS = 16
 PARTITION_BYTES = 72

@@ -17,11 +17,11 @@ import orjson
 from appliance.groups.base.deleted_topics import DeletedTopics
 from appliance.groups.base.limits import SHARE_ACQUIRED_MAX
 from appliance.groups.base.messages import Partition, TopicImage, TopicView
-from appliance.groups.share.members import ShareMember
+from appliance.groups.share.group.members import ShareMember
+from appliance.groups.share.group.subscriptions import Subscriptions
 from appliance.groups.share.partition import codec
 from appliance.groups.share.partition.share_partition import SharePartition
 from appliance.groups.share.request_validation import Acknowledgement
-from appliance.groups.share.subscriptions import Subscriptions
 from appliance.groups.store.group_store import GroupStore
 from appliance.groups.store.schema import GroupRow, ShareRow
 from tailrace.core.error_codes import ErrorCode
