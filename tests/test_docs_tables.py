@@ -16,7 +16,7 @@ from appliance.config.setting_definition import Definition
 from appliance.config.settings import definitions
 from appliance.config.topic_settings import LATER, TOPIC_SETTINGS
 from netfront.kafka.apis.table import APIS
-from netfront.kafka.wire import codec
+from netfront.kafka.wire.definitions import definitions as definitions_of_kafka
 from tailrace.client.config.settings import ConsumerSettings, ProducerSettings
 from tailrace.consumer.table.settings import TableSettings
 from tailrace.core.error_codes import ERROR_TABLE
@@ -157,7 +157,7 @@ def test_the_table_of_versions() -> None:
 
 def test_the_table_of_kafkas_apis() -> None:
     rows = [
-        f"| {codec.definitions()[str(api)]['name']} | {api} | {row.low} to {row.high} |\n"
+        f"| {definitions_of_kafka()[str(api)]['name']} | {api} | {row.low} to {row.high} |\n"
         for api, row in sorted(APIS.items())
     ]
     check_part(

@@ -40,16 +40,9 @@ from netfront.kafka.network.connection import (
     Exchange,
 )
 from netfront.kafka.network.listener import Listener
-from netfront.kafka.wire.codec import (
-    MalformedError,
-    Reader,
-    decode,
-    definition,
-    is_flexible,
-    request_reader,
-    response_writer,
-    write_varint,
-)
+from netfront.kafka.wire.decoding import MalformedError, Reader, decode, request_reader
+from netfront.kafka.wire.definitions import definition, is_flexible
+from netfront.kafka.wire.encoding import response_writer, write_varint
 from netfront.kafka.wire.errors import KafkaError
 from netfront.socket.zap import CERTIFICATE, Claim
 from shm.rights.authorizer import Principal

@@ -22,7 +22,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from netfront.kafka.apis.table import APIS
-from netfront.kafka.wire.codec import definitions, is_flexible, request_writer
+from netfront.kafka.wire.definitions import definitions, is_flexible
+from netfront.kafka.wire.encoding import request_writer
 from shm.rights.passwords import fields_of
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.appliances.secured import secured

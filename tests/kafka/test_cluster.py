@@ -15,7 +15,8 @@ import pytest
 
 from netfront.kafka.apis.call import NODE_ID
 from netfront.kafka.apis.table import APIS
-from netfront.kafka.wire.codec import Reader, decode, definition, response_reader
+from netfront.kafka.wire.decoding import Reader, decode, response_reader
+from netfront.kafka.wire.definitions import definition
 from netfront.kafka.wire.errors import KafkaError
 from tailrace import Admin, NewTopic
 from tailrace.embedded_appliance import EmbeddedAppliance

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from netfront.kafka.apis.table import APIS
-from netfront.kafka.wire.codec import definition
+from netfront.kafka.wire.definitions import definition
 from netfront.kafka.wire.errors import KafkaError
 from shm.memory.layout import KAFKA_APIS_MAX, KAFKA_CODES_MAX
 from shm.messages.kafka_names import API_NAMES, CODE_NAMES

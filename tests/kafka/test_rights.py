@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from netfront.kafka.apis.table import APIS
-from netfront.kafka.wire.codec import ZERO_UUID
+from netfront.kafka.wire.definitions import ZERO_UUID
 from netfront.kafka.wire.errors import KafkaError
 from shm.rights.passwords import fields_of
 from tailrace import NewTopic, Producer

@@ -35,7 +35,7 @@ import orjson
 from netfront.kafka.producers.transaction_offsets import TransactionOffsets
 from netfront.kafka.records import batch_layout as layout
 from netfront.kafka.records.batch_layout import KafkaHeader, write_kafka_header
-from netfront.kafka.wire.codec import Readable
+from netfront.kafka.wire.definitions import Readable
 from netfront.kafka.wire.plain_json import plain_json
 from tailrace.format.record_batch.batch_header import SEQUENCE_MODULUS
 

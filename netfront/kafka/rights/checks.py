@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 from netfront.kafka.apis.call import Call, RefusedError
 from netfront.kafka.apis.pause import give_way
 from netfront.kafka.exchange.waiter import Steps
-from netfront.kafka.wire.codec import ZERO_UUID
+from netfront.kafka.wire.definitions import ZERO_UUID
 from netfront.kafka.wire.errors import KafkaError
 from shm.rights.acl import (
     ALTER,

@@ -19,7 +19,7 @@ from netfront.kafka.rights.checks import (
     separated,
     show_group_operations,
 )
-from netfront.kafka.wire.codec import ZERO_UUID
+from netfront.kafka.wire.definitions import ZERO_UUID
 from netfront.kafka.wire.errors import KafkaError
 from shm.rights.acl import DELETE, DESCRIBE, GROUP, READ, TOPIC, TRANSACTIONAL_ID
 

@@ -17,7 +17,7 @@ from netfront.kafka.rights.checks import (
     sentence,
     separated,
 )
-from netfront.kafka.wire.codec import ZERO_UUID
+from netfront.kafka.wire.definitions import ZERO_UUID
 from netfront.kafka.wire.errors import KafkaError
 from shm.rights.acl import (
     ALTER,

@@ -19,7 +19,7 @@ from netfront.kafka.rights.checks import (
     show_topic_operations,
     topic_error,
 )
-from netfront.kafka.wire.codec import ZERO_UUID
+from netfront.kafka.wire.definitions import ZERO_UUID
 from netfront.kafka.wire.errors import KafkaError
 from shm.rights.acl import (
     ALTER,

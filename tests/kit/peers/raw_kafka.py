@@ -8,13 +8,9 @@ import struct
 from types import TracebackType
 from typing import Any
 
-from netfront.kafka.wire.codec import (
-    Reader,
-    decode,
-    is_flexible,
-    request_writer,
-    response_reader,
-)
+from netfront.kafka.wire.decoding import Reader, decode, response_reader
+from netfront.kafka.wire.definitions import is_flexible
+from netfront.kafka.wire.encoding import request_writer
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.processes import HANG_LIMIT_S, kill_and_wait_for_successor, wait_until
 

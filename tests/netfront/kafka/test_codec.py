@@ -11,19 +11,16 @@ import pytest
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
-from netfront.kafka.wire.codec import (
+from netfront.kafka.wire.decoding import (
     ENTRIES_MAX,
     MalformedError,
     Reader,
     decode,
-    default_of,
-    definitions,
     request_reader,
-    request_writer,
     response_reader,
-    response_writer,
-    write_varint,
 )
+from netfront.kafka.wire.definitions import default_of, definitions
+from netfront.kafka.wire.encoding import request_writer, response_writer, write_varint
 from tests.kit.matrices import case
 
 APIS = sorted(int(key) for key in definitions() if key.isdigit())

@@ -23,7 +23,7 @@ from netfront.kafka.exchange.peers import Answer
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.rights import groups, records, topics
 from netfront.kafka.rights.checks import AnsweredError
-from netfront.kafka.wire.codec import (
+from netfront.kafka.wire.decoding import (
     ENTRIES_MAX,
     OF_PARTITIONS,
     PARTITION_ENTRIES_MAX,

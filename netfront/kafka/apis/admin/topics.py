@@ -15,7 +15,7 @@ from netfront.kafka.apis.call import NODE_ID, Call
 from netfront.kafka.apis.cluster.topic_creation import wait_for_route
 from netfront.kafka.apis.pause import give_way
 from netfront.kafka.exchange.waiter import Steps
-from netfront.kafka.wire.codec import ZERO_UUID
+from netfront.kafka.wire.definitions import ZERO_UUID
 from netfront.kafka.wire.errors import KafkaError, kafka_error
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api

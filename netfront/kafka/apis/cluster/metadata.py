@@ -18,7 +18,7 @@ from netfront.kafka.apis.cluster.topic_entries import (
 )
 from netfront.kafka.apis.pause import give_way
 from netfront.kafka.exchange.waiter import Steps
-from netfront.kafka.wire.codec import ZERO_UUID
+from netfront.kafka.wire.definitions import ZERO_UUID
 from netfront.kafka.wire.errors import KafkaError
 
 TOPICS_AT_ONCE_MAX = 10_000

@@ -7,7 +7,7 @@ from typing import Any
 from netfront.kafka.apis.call import NODE_ID, Call
 from netfront.kafka.apis.cluster.brokers import host_and_port
 from netfront.kafka.exchange.waiter import Steps
-from netfront.kafka.wire.codec import ZERO_UUID
+from netfront.kafka.wire.definitions import ZERO_UUID
 from netfront.kafka.wire.errors import KafkaError
 
 METADATA_TOPIC = "__cluster_metadata"

@@ -7,7 +7,7 @@ from typing import Any
 
 from netfront.kafka.apis.call import NODE_ID, Services
 from netfront.kafka.apis.cluster.leader_epochs import to_kafka
-from netfront.kafka.wire.codec import ZERO_UUID
+from netfront.kafka.wire.definitions import ZERO_UUID
 from netfront.kafka.wire.errors import KafkaError
 from shm.messages.lane_messages import Assignment
 

@@ -19,7 +19,7 @@ from netfront.kafka.apis.groups.classic_groups import check_group_name, commit_e
 from netfront.kafka.apis.groups.left_offsets import learn_left_offsets
 from netfront.kafka.apis.shared_state import classic_groups, producers_of, read_positions
 from netfront.kafka.exchange.waiter import Steps
-from netfront.kafka.wire.codec import ZERO_UUID
+from netfront.kafka.wire.definitions import ZERO_UUID
 from netfront.kafka.wire.errors import KafkaError, coordinator_error, kafka_error
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api

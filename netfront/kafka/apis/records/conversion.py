@@ -22,7 +22,7 @@ from netfront.kafka.records.batch_layout import (
 from netfront.kafka.records.errors import KafkaRecordsError
 from netfront.kafka.records.incoming import ConvertedBatch, to_batches
 from netfront.kafka.records.outgoing import from_batch
-from netfront.kafka.wire.codec import Readable
+from netfront.kafka.wire.definitions import Readable
 from shm.messages.lane_messages import Assignment
 from tailrace.format.record_batch.arrow_metadata import SchemaLayout, read_schema
 from tailrace.format.record_batch.batch_header import checksum_seed, read_header

@@ -31,7 +31,7 @@ from netfront.kafka.producers.transactional_producer import (
 )
 from netfront.kafka.records.batch_layout import HEADER_BYTES, read_kafka_header
 from netfront.kafka.records.errors import KafkaRecordsError
-from netfront.kafka.wire.codec import Readable
+from netfront.kafka.wire.definitions import Readable
 from netfront.kafka.wire.errors import KafkaError, kafka_error
 from shm.messages.lane_messages import Assignment
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode, code_of

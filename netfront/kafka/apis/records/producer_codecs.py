@@ -19,7 +19,7 @@ from collections import OrderedDict
 from netfront.kafka.apis.call import Services
 from netfront.kafka.records import batch_layout as layout
 from netfront.kafka.records.compression import CODECS
-from netfront.kafka.wire.codec import Readable
+from netfront.kafka.wire.definitions import Readable
 from shm.messages.lane_messages import Assignment
 
 PARTITIONS_MAX = 100_000

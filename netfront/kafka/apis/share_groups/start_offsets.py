@@ -10,7 +10,7 @@ from typing import Any
 
 from netfront.kafka.apis.call import Call, RefusedError
 from netfront.kafka.exchange.waiter import Steps
-from netfront.kafka.wire.codec import ZERO_UUID
+from netfront.kafka.wire.definitions import ZERO_UUID
 from netfront.kafka.wire.errors import KafkaError, coordinator_error, kafka_error
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
