@@ -15,8 +15,8 @@ from tailrace.core.errors import TransactionAbortedError
 from tailrace.producer.transactions.state import State
 from tests.conformance.interrupts import at, points
 from tests.conformance.logging_front import DrivenProducer
-from tests.conformance.transaction_front import TransactionFront
-from tests.conformance.transaction_worlds import SETTINGS, LoopScripted, Made
+from tests.conformance.transactions.transaction_front import TransactionFront
+from tests.conformance.transactions.transaction_worlds import SETTINGS, LoopScripted, Made
 from tests.kit.runs.cancellation import CancelledAt
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

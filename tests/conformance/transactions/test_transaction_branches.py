@@ -22,7 +22,7 @@ from tailrace.core.errors import (
 )
 from tailrace.producer.producer import Producer
 from tailrace.protocol.frame import Api
-from tests.conformance.transaction_front import (
+from tests.conformance.transactions.transaction_front import (
     BRANCH_ID,
     FIRST_ID,
     LOST_AFTER,
@@ -31,7 +31,7 @@ from tests.conformance.transaction_front import (
     Refused,
     TransactionFront,
 )
-from tests.conformance.transaction_worlds import SCRIPTED, Made, ScriptedWorld
+from tests.conformance.transactions.transaction_worlds import SCRIPTED, Made, ScriptedWorld
 
 CREATE, JOIN, END = Api.CREATE_BRANCHES, Api.JOIN_TRANSACTION, Api.END_TRANSACTION
 BRANCH = TransactionBranch("billing-1", 1, FIRST_ID, 0, 0)

@@ -11,8 +11,8 @@ from appliance.cli.perf.timed_transactions import TimedTransactions
 from appliance.cli.records.transactions import InputTransactions
 from tailrace.core.errors import InvalidRecordError
 from tests.conformance.logging_front import DrivenProducer
-from tests.conformance.transaction_front import TransactionFront
-from tests.conformance.transaction_worlds import SETTINGS
+from tests.conformance.transactions.transaction_front import TransactionFront
+from tests.conformance.transactions.transaction_worlds import SETTINGS
 
 
 def made() -> tuple[TransactionFront, DrivenProducer]:

@@ -23,7 +23,7 @@ from tailrace.core.errors import (
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.producer.transactions.state import State
 from tailrace.protocol.frame import Api
-from tests.conformance.transaction_front import (
+from tests.conformance.transactions.transaction_front import (
     BRANCH_ID,
     FIRST_ID,
     LOST_AFTER,
@@ -32,7 +32,7 @@ from tests.conformance.transaction_front import (
     Refused,
     TransactionFront,
 )
-from tests.conformance.transaction_worlds import SCRIPTED, Made, ScriptedWorld
+from tests.conformance.transactions.transaction_worlds import SCRIPTED, Made, ScriptedWorld
 
 END, INIT = Api.END_TRANSACTION, Api.INIT_TRANSACTIONS
 CLOSE_S = 0.05

@@ -24,7 +24,7 @@ from tailrace.aio import AsyncProducer
 from tailrace.aio.event_loop import LOOP_RUNTIME
 from tailrace.client.connections.runtime import Runtime
 from tests.conformance.logging_front import DrivenProducer
-from tests.conformance.transaction_front import TransactionFront
+from tests.conformance.transactions.transaction_front import TransactionFront
 from tests.conformance.worlds import ENOUGH_S, Awaited
 
 SETTINGS: dict[str, Any] = {"transactional_id": "billing-1", "linger_ms": 5}
