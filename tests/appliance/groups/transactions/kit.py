@@ -379,3 +379,17 @@ class Owner:
         body = self.world.ask(Api.END_TRANSACTION, **self.request(outcome, **more))
         self.take(body)
         return body
+
+
+def markers(world: World) -> list[list[str]]:
+    """The markers of each worker's log."""
+    return [[one[0] for one in w.log if one[0] != "data"] for w in world.workers.workers]
+
+
+def offsets(world: World, group: str = "g") -> int:
+    body = world.ask(Api.FETCH_OFFSETS, group=group, partitions=[["orders", 0]])
+    return int(body["offsets"][0][2])
+
+
+def commit_of(group: str = "g", offset: int = 5, **more: Any) -> dict[str, Any]:
+    return {"group": group, "entries": [["orders", 0, offset]], **more}

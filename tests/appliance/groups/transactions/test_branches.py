@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,13 +21,6 @@ from tests.appliance.groups.transactions.kit import SECOND_NS, Fenced, Owner, Wo
 
 Branch = tuple[int, int]
 """(producer id, epoch)"""
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    made.store.close()
 
 
 def transaction(owner: Owner) -> dict[str, Any]:

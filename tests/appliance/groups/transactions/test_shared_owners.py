@@ -4,7 +4,6 @@ over kills and failed commits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,6 @@ from appliance.groups.transactions.ids.shared_owner import REPLACED_MAX
 from tailrace.core.errors import DiskFullError, InvalidRequestError, ProducerFencedError
 from tailrace.protocol.frame import Api
 from tests.appliance.groups.transactions.kit import Owner, World
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    made.store.close()
 
 
 def shared(world: World, name: str, **more: Any) -> Owner:

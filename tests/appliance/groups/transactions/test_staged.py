@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from appliance.groups.transactions import describe
@@ -16,13 +13,6 @@ from tailrace.core.errors import (
 )
 from tailrace.protocol.frame import Api
 from tests.appliance.groups.transactions.kit import Owner, World
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    made.store.close()
 
 
 def stage(owner: Owner, text: str, **fields: int) -> None:
