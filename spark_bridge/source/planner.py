@@ -42,10 +42,10 @@ from tailrace.core.errors import (
 from tailrace.core.log import logger
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.scanning import retention_lease as leases
-from tailrace.scanning.data_dirs import own_directories
 from tailrace.scanning.options import AtTime, ScanSettings
 from tailrace.scanning.planner import offsets_at, plan_of
 from tailrace.scanning.scan_plan import PartitionRange, ScanPlan
+from tailrace.scanning.sources.data_dirs import own_directories
 
 if TYPE_CHECKING:
     from tailrace.scanning.latest.latest_offsets import LatestOffsets

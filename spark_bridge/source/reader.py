@@ -2,7 +2,7 @@
 log's files if they are on the executor's host.
 
 While the appliance does not answer, it waits up to requestTimeoutMs for each request, then
-continues where it was (`tailrace.scanning.remote_source`).
+continues where it was (`tailrace.scanning.sources.remote_source`).
 
 Invariants:
 - Every offset of the plan's ranges is returned once, in order, and no other.

@@ -16,8 +16,8 @@ from spark_bridge.stream.topic_view import View
 from tailrace.core.errors import TailraceError
 from tailrace.core.log import logger
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.scanning.data_dirs import opens_here
-from tailrace.scanning.local_source import LocalSource, read_partition_file
+from tailrace.scanning.sources.data_dirs import opens_here
+from tailrace.scanning.sources.local_source import LocalSource, read_partition_file
 
 
 def limited_by_bytes(

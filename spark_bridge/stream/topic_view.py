@@ -28,7 +28,7 @@ from tailrace.core.errors import (
 )
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.scanning import retention_lease as lease
-from tailrace.scanning.data_dirs import own_directories
+from tailrace.scanning.sources.data_dirs import own_directories
 
 RETRY_S = 0.1
 QUESTION_MS = 5_000

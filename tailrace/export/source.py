@@ -16,11 +16,11 @@ from tailrace.admin.admin import Admin
 from tailrace.client.topics.list_offsets import ready_offsets
 from tailrace.core.errors import NotReachableError, RequestTimeoutError, UnknownTopicIdError
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.scanning.data_dirs import directory_of, own_directories
-from tailrace.scanning.local_source import LocalSource, read_partition_file
 from tailrace.scanning.options import Bounds, ScanSettings
 from tailrace.scanning.planner import plan, topic_info
 from tailrace.scanning.scan_plan import ScanPlan
+from tailrace.scanning.sources.data_dirs import directory_of, own_directories
+from tailrace.scanning.sources.local_source import LocalSource, read_partition_file
 
 CLIENT_ID = "tailrace-export"
 FOLLOW_TIMEOUT_MS, FOLLOW_CONNECT_MS = 5_000, 2_000

@@ -33,13 +33,13 @@ from tailrace.core.errors import (
 )
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.format.schema import from_message, to_message
-from tailrace.scanning import data_dirs as directories
 from tailrace.scanning import retention_lease
 from tailrace.scanning.batch_decoder import time_in
 from tailrace.scanning.columns import chosen_columns
-from tailrace.scanning.local_source import LocalSource
 from tailrace.scanning.options import AtTime, Bounds, ScanSettings, resolve
 from tailrace.scanning.scan_plan import PartitionRange, ScanPlan
+from tailrace.scanning.sources import data_dirs as directories
+from tailrace.scanning.sources.local_source import LocalSource
 
 if TYPE_CHECKING:
     pass
@@ -287,7 +287,7 @@ def offsets_at(
     admin: Admin, times: Mapping[tuple[str, TopicPartition], AtTime], settings: ScanSettings
 ) -> dict[tuple[str, TopicPartition], int | None]:
     """The first record at or after each time, as in `Consumer.offsets_for_times`."""
-    from tailrace.scanning.remote_source import TimeLookup
+    from tailrace.scanning.sources.remote_source import TimeLookup
 
     source = TimeLookup(admin.settings.bootstrap_servers, settings)
     try:

@@ -21,15 +21,15 @@ from tailrace.core.log import logger
 from tailrace.fetch.read_errors import UnknownSchemaError
 from tailrace.scanning.batch import Source, StoredBatch
 from tailrace.scanning.batch_decoder import BatchDecoder, needs_bodies
-from tailrace.scanning.data_dirs import is_own
 from tailrace.scanning.latest.latest_offsets import check_key
 from tailrace.scanning.latest.latest_rows import read_latest
-from tailrace.scanning.local_source import LocalSource, read_partition_file
 from tailrace.scanning.options import Bounds, ScanOptions, build_settings
 from tailrace.scanning.planner import plan, versions_of
-from tailrace.scanning.remote_source import RemoteSource
 from tailrace.scanning.retention_lease import Lease
 from tailrace.scanning.scan_plan import PartitionRange, ScanPlan
+from tailrace.scanning.sources.data_dirs import is_own
+from tailrace.scanning.sources.local_source import LocalSource, read_partition_file
+from tailrace.scanning.sources.remote_source import RemoteSource
 
 
 def scan(

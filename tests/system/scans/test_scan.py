@@ -33,12 +33,13 @@ from tailrace.embedded_appliance import EmbeddedAppliance, embedded, start_embed
 from tailrace.format.record_batch.batch_header import header_position
 from tailrace.format.record_batch.header_peek import frame_at
 from tailrace.format.schema import HEADER_TYPE
-from tailrace.scanning import data_dirs, reader
-from tailrace.scanning import local_source as segment_files
+from tailrace.scanning import reader
 from tailrace.scanning.batch_decoder import BATCH_ROWS
 from tailrace.scanning.options import Bounds, build_settings
 from tailrace.scanning.planner import plan
-from tailrace.scanning.remote_source import RemoteSource
+from tailrace.scanning.sources import data_dirs
+from tailrace.scanning.sources import local_source as segment_files
+from tailrace.scanning.sources.remote_source import RemoteSource
 from tests.kit.appliances.running_directories import copy_of_running
 
 ROWS = 1_200
@@ -374,7 +375,7 @@ def test_a_copy_that_another_appliance_serves_is_not_taken_for_the_original(
     filled: EmbeddedAppliance, tmp_path: pathlib.Path
 ) -> None:
     """`same_directory` looks at more than ids, which a copy has too."""
-    from tailrace.scanning.data_dirs import same_directory
+    from tailrace.scanning.sources.data_dirs import same_directory
 
     copy_of_running(filled.data_dir, tmp_path / "copy")
     assert same_directory(filled.data_dir, None)

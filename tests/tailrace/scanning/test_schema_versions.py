@@ -10,7 +10,7 @@ import pytest
 
 from tailrace.batch import arrow_codec
 from tailrace.format.schema import to_message
-from tailrace.scanning.local_source import LocalSource, read_partition_file
+from tailrace.scanning.sources.local_source import LocalSource, read_partition_file
 from tests.kit.batches import SEED, TIME_US, stamped
 from tests.kit.log_files.logs import assignment
 from workers.log.files.active_segment import PendingBatch

@@ -11,7 +11,7 @@ import pytest
 from tailrace.format.record_batch.batch_header import END_OF_STREAM
 from tailrace.format.record_batch.sparse_batch import cleaned_schema_message
 from tailrace.format.schema import DEFAULT_SCHEMA
-from tailrace.scanning.local_source import LocalSource, read_partition_file
+from tailrace.scanning.sources.local_source import LocalSource, read_partition_file
 from tests.kit.appliances.cleaned_segments import clean_segment
 from tests.kit.batches import make_batch
 from tests.kit.log_files.logs import bench

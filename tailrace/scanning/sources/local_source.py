@@ -62,7 +62,7 @@ from tailrace.format.segments.segment import (
 from tailrace.format.segments.segment_index import IndexDamagedError, IndexReader
 from tailrace.format.segments.transaction_index import AbortedBatches, AbortedTransaction
 from tailrace.scanning.batch import StoredBatch, damage_error
-from tailrace.scanning.transactions import read_aborted
+from tailrace.scanning.sources.transactions import read_aborted
 
 WINDOW_BYTES = 8 << 20
 """Bytes of a mapping that are requested at a time."""

@@ -11,11 +11,11 @@ import tailrace
 from tailrace.core.errors import StorageError
 from tailrace.format.schema import DEFAULT_SCHEMA
 from tailrace.format.segments.transaction_index import HEADER, TRANSACTION_INDEX_SUFFIX
-from tailrace.scanning import remote_source
 from tailrace.scanning.batch import Source
-from tailrace.scanning.local_source import LocalSource, read_partition_file
 from tailrace.scanning.options import ScanSettings
-from tailrace.scanning.remote_source import RemoteSource
+from tailrace.scanning.sources import remote_source
+from tailrace.scanning.sources.local_source import LocalSource, read_partition_file
+from tailrace.scanning.sources.remote_source import RemoteSource
 from tests.kit.batches import TOPIC_ID
 from tests.kit.log_files.file_fronts import FileFront
 from tests.kit.log_files.transaction_logs import TransactionLog, grow

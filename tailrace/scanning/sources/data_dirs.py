@@ -41,8 +41,8 @@ from tailrace.format.segments.segment import (
     walk_batches,
 )
 from tailrace.format.segments.transaction_index import AbortedTransaction
-from tailrace.scanning.local_source import LocalSource, read_partition_file
-from tailrace.scanning.transactions import decided, has_transactions
+from tailrace.scanning.sources.local_source import LocalSource, read_partition_file
+from tailrace.scanning.sources.transactions import decided, has_transactions
 
 if TYPE_CHECKING:
     from tailrace.admin.admin import Admin

@@ -1,0 +1,1 @@
+"""Sources of a scan: the files of a directory, or a front."""
