@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,55 +34,25 @@ START_US = 1_700_000_000_000_000
 SOMEBODY = SessionKey(0, 1)
 
 
-class FakeTopics:
-    """Topics that a test makes, grows and deletes."""
+class FakeTopicImage:
+    """A TopicImage of the topics and ends that a test sets."""
 
-    def __init__(self, **counts: int) -> None:
-        self._topics: dict[str, TopicView] = {}
-        self._made = itertools.count(1)
+    def __init__(self) -> None:
+        self.views: dict[str, TopicView] = {}
         self.ends: dict[Partition, int | None] = {}
         self.high_watermarks: dict[Partition, int] = {}
-        self.default_end: int | None = 1_000
-        for name, count in counts.items():
-            self.create(name, count)
-
-    def create(self, name: str, count: int, **settings: Any) -> str:
-        topic_id = f"{next(self._made):032x}"
-        self._topics[name] = TopicView(
-            name, topic_id, count, {key.replace("_", "."): value for key, value in settings.items()}
-        )
-        return topic_id
-
-    def grow(self, name: str, count: int) -> None:
-        old = self._topics[name]
-        self._topics[name] = TopicView(name, old.topic_id, count, old.settings)
-
-    def set(self, name: str, **settings: Any) -> None:
-        old = self._topics[name]
-        self._topics[name] = TopicView(
-            name,
-            old.topic_id,
-            old.partition_count,
-            {key.replace("_", "."): value for key, value in settings.items()},
-        )
-
-    def delete(self, name: str) -> None:
-        del self._topics[name]
-
-    def id_of(self, name: str) -> str:
-        return self._topics[name].topic_id
 
     def by_name(self, name: str) -> TopicView | None:
-        return self._topics.get(name)
+        return self.views.get(name)
 
     def by_id(self, topic_id: str) -> TopicView | None:
-        return next((one for one in self._topics.values() if one.topic_id == topic_id), None)
+        return next((view for view in self.views.values() if view.topic_id == topic_id), None)
 
     def topics(self) -> Iterable[TopicView]:
-        return self._topics.values()
+        return self.views.values()
 
     def end_offset(self, topic_id: str, partition: int) -> int | None:
-        return self.ends.get((topic_id, partition), self.default_end)
+        return self.ends.get((topic_id, partition))
 
     def beginning_offset(self, topic_id: str, partition: int) -> int | None:
         return 0
@@ -103,6 +74,42 @@ class FakeTopics:
             if beginning is None or end is None or high_watermark is None
             else LogExtent(beginning, end, high_watermark)
         )
+
+
+def settings_of(given: dict[str, Any]) -> dict[str, Any]:
+    """Settings by their names, of keywords."""
+    return {key.replace("_", "."): value for key, value in given.items()}
+
+
+class FakeTopics(FakeTopicImage):
+    """Topics that a test makes, grows and deletes."""
+
+    def __init__(self, **counts: int) -> None:
+        super().__init__()
+        self._made = itertools.count(1)
+        self.default_end: int | None = 1_000
+        for name, count in counts.items():
+            self.create(name, count)
+
+    def create(self, name: str, count: int, **settings: Any) -> str:
+        topic_id = f"{next(self._made):032x}"
+        self.views[name] = TopicView(name, topic_id, count, settings_of(settings))
+        return topic_id
+
+    def grow(self, name: str, count: int) -> None:
+        self.views[name] = replace(self.views[name], partition_count=count)
+
+    def set(self, name: str, **settings: Any) -> None:
+        self.views[name] = replace(self.views[name], settings=settings_of(settings))
+
+    def delete(self, name: str) -> None:
+        del self.views[name]
+
+    def id_of(self, name: str) -> str:
+        return self.views[name].topic_id
+
+    def end_offset(self, topic_id: str, partition: int) -> int | None:
+        return self.ends.get((topic_id, partition), self.default_end)
 
 
 class Refused(Exception):

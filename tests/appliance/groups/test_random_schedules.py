@@ -177,7 +177,7 @@ class Schedule:
         kind = self.random.randrange(4)
         if kind == 0:
             name = self.random.choice(names)
-            count = self.topics._topics[name].partition_count
+            count = self.topics.views[name].partition_count
             self.topics.grow(name, min(12, count + self.random.randrange(1, 4)))
         elif kind == 1 and "later" not in names:
             self.topics.create("later", self.random.randrange(1, 5))

@@ -41,8 +41,8 @@ class SlotTopics(FakeTopics):
     """Topics of which a test says who handed slots over."""
 
     def hand_over(self, name: str, count: int, hand_overs: dict[int, HandOver]) -> None:
-        self._topics[name] = dataclasses.replace(
-            self._topics[name], partition_count=count, hand_overs=hand_overs
+        self.views[name] = dataclasses.replace(
+            self.views[name], partition_count=count, hand_overs=hand_overs
         )
 
 

@@ -126,8 +126,8 @@ def test_a_partition_that_a_new_group_gets_later_than_the_others_begins_where_it
 ) -> None:
     topics = bench.topics
     assert isinstance(topics, FakeTopics)
-    topics._topics["orders"] = dataclasses.replace(
-        topics._topics["orders"], hand_overs={3: ((0, 100),)}
+    topics.views["orders"] = dataclasses.replace(
+        topics.views["orders"], hand_overs={3: ((0, 100),)}
     )
     topic_id = topics.id_of("orders")
     topics.ends[topic_id, 3] = 40

@@ -5,30 +5,28 @@ committed or rolled back.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterable
 from typing import Any
 
 import orjson
 
 from appliance.groups.base.limits import GroupLimits
-from appliance.groups.base.messages import LogExtent, Push, Requester, SessionKey, TopicView
+from appliance.groups.base.messages import Push, Requester, SessionKey, TopicView
 from appliance.groups.share.share_service import ShareService
 from appliance.groups.store.group_store import GroupStore
 from tailrace.core.error_codes import ErrorCode, code_of
 from tailrace.core.errors import StorageError, TailraceError, error_for
 from tailrace.protocol.frame import Api
+from tests.appliance.groups.kit import FakeTopicImage, settings_of
 
 S = 1_000_000_000
 MS = 1_000_000
 
 
-class Topics:
-    """A TopicImage."""
+class Topics(FakeTopicImage):
+    """Topics with ends and beginnings of their own."""
 
     def __init__(self) -> None:
-        self.views: dict[str, TopicView] = {}
-        self.ends: dict[tuple[str, int], int | None] = {}
-        self.high_watermarks: dict[tuple[str, int], int] = {}
+        super().__init__()
         self.start_offsets: dict[tuple[str, int], int | None] = {}
 
     def make(
@@ -36,49 +34,14 @@ class Topics:
     ) -> str:
         """Make a topic, or change it; returns its id."""
         topic_id = topic_id or name.encode().hex().ljust(32, "0")[:32]
-        self.views[name] = TopicView(
-            name,
-            topic_id,
-            partitions,
-            {key.replace("_", "."): value for key, value in settings.items()},
-        )
+        self.views[name] = TopicView(name, topic_id, partitions, settings_of(settings))
         for number in range(partitions):
             self.ends.setdefault((topic_id, number), end)
             self.start_offsets.setdefault((topic_id, number), 0)
         return topic_id
 
-    def by_name(self, name: str) -> TopicView | None:
-        return self.views.get(name)
-
-    def by_id(self, topic_id: str) -> TopicView | None:
-        return next((view for view in self.views.values() if view.topic_id == topic_id), None)
-
-    def topics(self) -> Iterable[TopicView]:
-        return self.views.values()
-
-    def end_offset(self, topic_id: str, partition: int) -> int | None:
-        return self.ends.get((topic_id, partition))
-
     def beginning_offset(self, topic_id: str, partition: int) -> int | None:
         return self.start_offsets.get((topic_id, partition))
-
-    def kept(self) -> tuple[str, ...]:
-        return ()
-
-    def high_watermark(self, topic_id: str, partition: int) -> int | None:
-        return self.high_watermarks.get((topic_id, partition), self.end_offset(topic_id, partition))
-
-    def extent(self, topic_id: str, partition: int) -> LogExtent | None:
-        beginning, end, high_watermark = (
-            self.beginning_offset(topic_id, partition),
-            self.end_offset(topic_id, partition),
-            self.high_watermark(topic_id, partition),
-        )
-        return (
-            None
-            if beginning is None or end is None or high_watermark is None
-            else LogExtent(beginning, end, high_watermark)
-        )
 
 
 class World:
