@@ -80,13 +80,8 @@ def read(address: str, topic: str, position: int | None = None) -> dict[int, Row
     return found
 
 
-@pytest.fixture(scope="module")
-def cleaned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cleaned]:
-    """plain: small batches; packed: compressed, without indexes; stamped: LogAppendTime; typed: it
-    has a column `offset` of its own; moved: transactions, some aborted.
-    """
-    data_dir = tmp_path_factory.mktemp("cleaned")
-    running = start_embedded(data_dir=str(data_dir))
+def fill(address: str) -> None:
+    """Make the topics, with small batches."""
     frame = pa.table(
         {
             "n": pa.array(range(ROWS), pa.int64()),
@@ -97,7 +92,7 @@ def cleaned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cleaned]:
         }
     )
     configs: dict[str, Any] = {"segment.bytes": 64 << 10, "retention.ms": -1}
-    with Admin(running.address) as admin:
+    with Admin(address) as admin:
         admin.create_topics(
             [
                 NewTopic("plain", 1, configs),
@@ -107,7 +102,7 @@ def cleaned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cleaned]:
                 NewTopic("moved", 1, configs),
             ]
         )
-    with Producer(running.address, batch_size=4_096, linger_ms=100) as producer:
+    with Producer(address, batch_size=4_096, linger_ms=100) as producer:
         for topic in ("plain", "packed", "stamped"):
             for n in range(ROWS):
                 producer.send(
@@ -119,7 +114,7 @@ def cleaned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cleaned]:
                 )
         for first in range(0, ROWS, 40):
             producer.send_arrow("typed", frame.slice(first, 40)).result(60)
-    with Producer(running.address, transactional_id="mover", batch_size=4_096) as producer:
+    with Producer(address, transactional_id="mover", batch_size=4_096) as producer:
         producer.init_transactions()
         for first in range(0, ROWS, 60):
             producer.begin_transaction()
@@ -129,16 +124,15 @@ def cleaned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cleaned]:
                 producer.abort_transaction()
             else:
                 producer.commit_transaction()
-    await_visible(running.address, "moved")
-    before = {topic: read(running.address, topic) for topic in TOPICS}
-    with Admin(running.address) as admin:
-        ends = {
-            key.topic: item["offset"]
-            for key, item in admin.offsets(
-                {TopicPartition(topic, 0): "latest" for topic in TOPICS}
-            ).items()
-        }
-    assert running.stop() == 0
+    await_visible(address, "moved")
+
+
+def clean(
+    data_dir: pathlib.Path, before: dict[str, dict[int, Row]], ends: dict[str, int]
+) -> tuple[dict[str, dict[int, Row]], dict[str, int]]:
+    """Clean the partitions of a stopped appliance. Returns the rows that are left of each, and
+    where what is cleaned ends.
+    """
     rows, cleaned_ends = {}, {}
     for topic in TOPICS:
         chosen = random.Random(topic)
@@ -158,6 +152,23 @@ def cleaned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cleaned]:
             if offset in stays or offset >= cleaned_end
         }
         assert len(rows[topic]) < len(before[topic]) - 100
+    return rows, cleaned_ends
+
+
+@pytest.fixture(scope="module")
+def cleaned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cleaned]:
+    """plain: small batches; packed: compressed, without indexes; stamped: LogAppendTime; typed: it
+    has a column `offset` of its own; moved: transactions, some aborted.
+    """
+    data_dir = tmp_path_factory.mktemp("cleaned")
+    running = start_embedded(data_dir=str(data_dir))
+    fill(running.address)
+    before = {topic: read(running.address, topic) for topic in TOPICS}
+    with Admin(running.address) as admin:
+        requested = {TopicPartition(topic, 0): "latest" for topic in TOPICS}
+        ends = {key.topic: item["offset"] for key, item in admin.offsets(requested).items()}
+    assert running.stop() == 0
+    rows, cleaned_ends = clean(data_dir, before, ends)
     running = start_embedded(data_dir=str(data_dir))
     yield Cleaned(running, data_dir, rows, ends, cleaned_ends)
     assert running.stop() == 0
