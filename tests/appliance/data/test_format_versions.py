@@ -21,7 +21,7 @@ from tailrace.format.segments import transaction_index as transactions
 
 
 def test_the_table_has_the_numbers_of_the_owners() -> None:
-    assert FORMATS == {
+    assert {
         "partition.json": max(partition_metadata.READ_VERSIONS),
         "batch header": batch_header.NEWEST_BATCH_VERSION,
         "index": segment_index.INDEX_VERSION,
@@ -29,7 +29,7 @@ def test_the_table_has_the_numbers_of_the_owners() -> None:
         "delayed records": max(delay_files.READ_VERSIONS),
         "coordinator.db": database.SCHEMA_VERSION,
         "groups.db": schema.SCHEMA_VERSION,
-    }
+    } == FORMATS
 
 
 def test_a_later_format_is_named_before_it_is_written(
