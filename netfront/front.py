@@ -81,7 +81,7 @@ def build(
         routing=PartitionRoutes(),
         gate=gate,
         reader=reader,
-        close_removed=reader.files.close_removed,
+        close_unused=reader.files.close_unused,
         pool=pool,
         ledger=CreditLedger(credit_budget(settings), 4 * lane_half, lane_half),
         slot=context.slot,

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CLOSE_REMOVED_NS = 5_000_000_000
+CLOSE_UNUSED_NS = 5_000_000_000
 """Longest time that a segment which retention has removed keeps its room on the disk."""
 
 
@@ -111,7 +111,7 @@ class Front:
         on_ready: Callable[[], None],
         start_ns: int,
         clock: Clock,
-        close_removed: Callable[[], bool] | None = None,
+        close_unused: Callable[[], bool] | None = None,
         fronts: int = 1,
         quotas: Sequence[str] = (),
         gate: Gate | None = None,
@@ -119,7 +119,7 @@ class Front:
     ) -> None:
         """`gate` has the users and rights, where the appliance requires them.
 
-        `close_removed`: see `PartitionFiles.close_removed`. `clock` measures; its
+        `close_unused`: see `PartitionFiles.close_unused`. `clock` measures; its
         wall time is that of append times. `fronts`: of the appliance. `quotas`: texts of
         their rules. `audit`: settings of the audit log; None: there is none.
         """
@@ -140,8 +140,8 @@ class Front:
         self._slot = slot
         self._error_handler = CountedErrorHandler(slot)
         self._is_stopping = False
-        self._close_removed = close_removed
-        self._close_removed_at_ns = NEVER_NS
+        self._close_unused = close_unused
+        self._close_unused_at_ns = NEVER_NS
         """Time of the next check for deleted files that are open; NEVER_NS: none is open."""
         self._now_ns = start_ns
         self._clock = clock
@@ -354,11 +354,11 @@ class Front:
         if now_ns >= self._session_lifecycle.next_deadline_ns():
             # Forward the ends of sessions at once: no event may wake this loop again.
             work += self._session_lifecycle.step(now_ns) + self._forwarding.pass_on()
-        if self._close_removed is not None and (
-            now_ns >= self._close_removed_at_ns or (work and self._close_removed_at_ns == NEVER_NS)
+        if self._close_unused is not None and (
+            now_ns >= self._close_unused_at_ns or (work and self._close_unused_at_ns == NEVER_NS)
         ):
-            self._close_removed_at_ns = (
-                now_ns + CLOSE_REMOVED_NS if self._close_removed() or work else NEVER_NS
+            self._close_unused_at_ns = (
+                now_ns + CLOSE_UNUSED_NS if self._close_unused() or work else NEVER_NS
             )
         if self._gate is not None:
             work += self._end_refused(self._gate, now_ns)
@@ -386,7 +386,7 @@ class Front:
         deadline_ns = min(
             self._fetch_wheel.quiet_until_ns, self._fetches.next_deadline_ns(),
             self._acknowledgements.next_deadline_ns(), self._forwarding.next_deadline_ns(),
-            self._session_lifecycle.next_deadline_ns(), self._close_removed_at_ns,
+            self._session_lifecycle.next_deadline_ns(), self._close_unused_at_ns,
             self._credit_service.next_deadline_ns(),
             NEVER_NS if self._quotas is None else self._quotas.next_deadline_ns(),
             NEVER_NS if self._gate is None else self._gate.check_at_ns,

@@ -78,9 +78,9 @@ class PartitionFiles:
         if self._transactions is not None:
             self._transactions.forget_below(self._directory(route) + "/")
 
-    def close_removed(self) -> bool:
-        """See `OpenFiles.close_removed`."""
-        return self._open_files.close_removed()
+    def close_unused(self) -> bool:
+        """See `OpenFiles.close_unused`."""
+        return self._open_files.close_unused()
 
     def forget(self, route: Assignment) -> None:
         """Close the files of a dropped partition."""

@@ -334,7 +334,7 @@ def test_the_index_of_a_removed_segment_is_closed(world: FileFront, client: Fake
     log.roll()
     log.append()
     world.fetched(client)
-    opened = world.log.files._open_files._fds
+    opened = world.log.files._open_files._open
     assert any(path.endswith(TRANSACTION_INDEX_SUFFIX) for path in opened)
     log.remove(0, TRANSACTION_INDEX_SUFFIX)
     log.remove(0, INDEX_SUFFIX)
