@@ -70,6 +70,8 @@ logger = logging.getLogger(__name__)
 
 MOVES_MAX = 16
 FAILED_MAX = 16
+FAILED_SHOWN_NS = 86_400_000_000_000
+"""A move that did not come about is described for a day."""
 CLOSED_MAX_NS = 60_000_000_000
 ARRIVAL_MAX_NS = 60_000_000_000
 """Longest wait for the other flusher to open the copy: its disk may stand still."""
@@ -122,8 +124,9 @@ class PartitionMoves:
         self._host_view = host_view
         self._now_ns = start_ns
         self._moves: dict[Key, Move] = {}
-        self._failed: dict[Key, dict[str, Any]] = {}
-        """The last moves that did not come about, for descriptions."""
+        self._failed: dict[Key, tuple[int, dict[str, Any]]] = {}
+        """The last moves that did not come about, each with the time until which it is described.
+        """
         for each in taken_up(self._moved.all(), start_ns + ARRIVAL_MAX_NS):
             self._moves[each.key] = each
         publisher.former_places = self._former_places
@@ -153,7 +156,13 @@ class PartitionMoves:
                     "reason": each.waits_for,
                 }
             )  # fmt: skip
-        return [*self._failed.values(), *rows]
+        known = {topic.topic_id for topic in self._topics.values() if topic.state != "deleting"}
+        failed = [
+            row
+            for (topic_id, _), (until_ns, row) in self._failed.items()
+            if topic_id in known and self._now_ns < until_ns
+        ]
+        return [*failed, *rows]
 
     def _former_places(self) -> list[tuple[Topic, PartitionRow, int]]:
         """See `MetadataPublisher.former_places`."""
@@ -355,10 +364,11 @@ class PartitionMoves:
         )  # fmt: skip
         while len(self._failed) >= FAILED_MAX:
             del self._failed[next(iter(self._failed))]
-        self._failed[each.key] = {
+        row = {
             "topic": each.name, "partition": each.partition, "state": "failed",
             "from": paths[stays_in], "to": to, "reason": reason,
         }  # fmt: skip
+        self._failed[each.key] = self._now_ns + FAILED_SHOWN_NS, row
 
     def _arrive(self, each: Move) -> int:
         """Wait until the partition is open in its new place, then have it take batches there."""

@@ -281,6 +281,7 @@ def appliance_checks(state: dict[str, Any]) -> list[Check]:
                 "the disk, then run: tailrace topic compact TOPIC",
             )
         )
+    checks += [_failed_move(row) for row in state.get("moves", ()) if row["state"] == "failed"]
     for offline in state["offline"]:
         checks.append(
             Check(
@@ -292,6 +293,17 @@ def appliance_checks(state: dict[str, Any]) -> list[Check]:
             )
         )
     return checks
+
+
+def _failed_move(row: dict[str, Any]) -> Check:
+    name = f"{row['topic']}:{row['partition']}"
+    target = row["to"] or "DIRECTORY"
+    return Check(
+        "partition not moved",
+        Level.WARNING,
+        f"{name} was not moved to {target}: {row['reason']}. It is in {row['from']} and takes "
+        f"records; to try again: tailrace partition move {name} --to {target}",
+    )
 
 
 def _process_check(state: dict[str, Any]) -> Check:

@@ -15,6 +15,7 @@ from appliance.catalog.rows import PartitionRow, Topic
 from appliance.control.partition_moves import (
     ARRIVAL_MAX_NS,
     ARRIVING,
+    FAILED_SHOWN_NS,
     KEPT_NS,
     LEASES_MAX_NS,
     WAITS_FOR_FILES,
@@ -174,6 +175,20 @@ def test_a_partition_that_is_not_open_in_its_new_place_goes_back(shown: SlotStat
     arrived.moves.step(ARRIVAL_MAX_NS + 2 + 4 * KEPT_NS)
     assert len(arrived.left) > 1
     assert arrived.moves.described()[1]["reason"] == WAITS_FOR_FILES
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_move_that_failed_is_described_for_a_day_or_until_its_topic_is_deleted(
+    is_deleted: bool,
+) -> None:
+    arrived = Arrived(Stage.LEFT, SlotState.UNREADABLE)
+    arrived.moves.step(FAILED_SHOWN_NS)
+    assert next(row["state"] for row in arrived.moves.described()) == "failed"
+    if is_deleted:
+        arrived.topics.clear()
+    else:
+        arrived.moves.step(FAILED_SHOWN_NS + 1)
+    assert "failed" not in [row["state"] for row in arrived.moves.described()]
 
 
 def test_a_partition_whose_former_directory_is_not_configured_does_not_go_back() -> None:

@@ -15,10 +15,13 @@ import psutil
 
 from shm.crash_points import CRASH_POINT_VARIABLE
 from tailrace import Admin, Consumer, NewTopic, Producer, TailraceError, TopicPartition
+from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.appliances.killed_directories import start
 from tests.kit.cli import run
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 SEGMENT_BYTES = 1 << 20
+_RESERVE = {"journal_bytes": 1 << 20, "disk_reserve_bytes": 4 << 20}
 
 
 class Armed(NamedTuple):
@@ -132,3 +135,35 @@ def kill_in_move(appliance: Armed, target: pathlib.Path, *, flusher: bool) -> No
     for process in [*others, appliance.supervisor]:
         process.kill()
     psutil.wait_procs(others, timeout=HANG_LIMIT_S)
+
+
+@contextmanager
+def two_directories(first: pathlib.Path, second: pathlib.Path) -> Iterator[EmbeddedAppliance]:
+    """An appliance with these, and little that it keeps for itself in them."""
+    running = start(first, data_dirs=f"{first},{second}", **_RESERVE)
+    try:
+        yield running
+    finally:
+        assert running.stop() == 0
+
+
+def last_reason(appliance: Addressed) -> str:
+    """Why the last move did not come about; empty: none has failed."""
+    with Admin(appliance.address) as admin:
+        rows = admin.describe_cluster()["moves"]
+    return next((str(row["reason"]) for row in rows if row["state"] == "failed"), "")
+
+
+def on_their_way(appliance: Addressed) -> list[str]:
+    """States of the moves that are not over."""
+    with Admin(appliance.address) as admin:
+        rows = admin.describe_cluster()["moves"]
+    return [str(row["state"]) for row in rows if row["state"] != "failed"]
+
+
+def close_for(appliance: Addressed, target: pathlib.Path) -> str:
+    """Have the partition moved without a copy that was made before. Returns why it stays."""
+    with Admin(appliance.address) as admin:
+        admin.move_partition("orders", 0, str(target))
+    wait_until(lambda: bool(last_reason(appliance)), "the move has failed")
+    return last_reason(appliance)

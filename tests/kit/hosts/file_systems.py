@@ -56,3 +56,30 @@ def fill_to_the_byte(path: pathlib.Path) -> None:
                 if error.errno != errno.ENOSPC:
                     raise
         os.fsync(file.fileno())
+
+
+@contextmanager
+def read_only(directory: pathlib.Path) -> Iterator[None]:
+    """Mount it upon itself, without the right to write."""
+    subprocess.run(["mount", "--bind", str(directory), str(directory)], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(directory)], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", str(directory)], check=True)
+
+
+@contextmanager
+def failing_disk(directory: pathlib.Path, good_mib: int) -> Iterator[pathlib.Path]:
+    """An ext4 whose device has no more than so many good MiB: writes of further ones are EIO."""
+    with small_file_system(directory, good_mib) as backing:
+        image, path = backing / "image", directory / "failing"
+        path.mkdir()
+        with image.open("wb") as file:
+            file.truncate(256 << 20)
+        subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", str(image)], check=True)
+        subprocess.run(["mount", "-o", "loop,errors=remount-ro", str(image), str(path)], check=True)
+        try:
+            yield path
+        finally:
+            subprocess.run(["umount", str(path)], check=True)

@@ -10,9 +10,7 @@ import pathlib
 import random
 import shutil
 import signal
-import subprocess
 import threading
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -20,45 +18,27 @@ import pytest
 from tailrace import Admin, Producer, TailraceError
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.appliances import compacted
-from tests.kit.appliances.killed_directories import start
-from tests.kit.appliances.moves import create, move, numbers, produce, where
+from tests.kit.appliances.moves import (
+    close_for,
+    create,
+    last_reason,
+    move,
+    numbers,
+    on_their_way,
+    produce,
+    two_directories,
+    where,
+)
 from tests.kit.cli import run
-from tests.kit.hosts.file_systems import fill_to_the_byte, small_file_system
+from tests.kit.hosts.file_systems import (
+    failing_disk,
+    fill_to_the_byte,
+    read_only,
+    small_file_system,
+)
 from tests.kit.processes import children, wait_until
 
-RESERVE = {"journal_bytes": 1 << 20, "disk_reserve_bytes": 4 << 20}
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a disk needs root")
-
-
-@contextlib.contextmanager
-def two_directories(first: pathlib.Path, second: pathlib.Path) -> Iterator[EmbeddedAppliance]:
-    running = start(first, data_dirs=f"{first},{second}", **RESERVE)
-    try:
-        yield running
-    finally:
-        assert running.stop() == 0
-
-
-def last_reason(appliance: EmbeddedAppliance) -> str:
-    """Why the last move did not come about; empty: none has failed."""
-    with Admin(appliance.address) as admin:
-        rows = admin.describe_cluster()["moves"]
-    return next((str(row["reason"]) for row in rows if row["state"] == "failed"), "")
-
-
-def on_their_way(appliance: EmbeddedAppliance) -> list[str]:
-    """States of the moves that are not over."""
-    with Admin(appliance.address) as admin:
-        rows = admin.describe_cluster()["moves"]
-    return [str(row["state"]) for row in rows if row["state"] != "failed"]
-
-
-def close_for(appliance: EmbeddedAppliance, target: pathlib.Path) -> str:
-    """Have the partition moved without a copy that was made before. Returns why it stays."""
-    with Admin(appliance.address) as admin:
-        admin.move_partition("orders", 0, str(target))
-    wait_until(lambda: bool(last_reason(appliance)), "the move has failed")
-    return last_reason(appliance)
 
 
 def check_stays(appliance: EmbeddedAppliance, count: int) -> int:
@@ -107,33 +87,6 @@ def test_a_partition_stays_when_its_target_is_full_or_takes_no_writes(
         assert where(running) == "second"
         produce(running, range(count, count + 10))
         assert numbers(running) == list(range(count + 10))
-
-
-@contextlib.contextmanager
-def read_only(directory: pathlib.Path) -> Iterator[None]:
-    """Mount it upon itself, without the right to write."""
-    subprocess.run(["mount", "--bind", str(directory), str(directory)], check=True)
-    try:
-        subprocess.run(["mount", "-o", "remount,bind,ro", str(directory)], check=True)
-        yield
-    finally:
-        subprocess.run(["umount", str(directory)], check=True)
-
-
-@contextlib.contextmanager
-def failing_disk(directory: pathlib.Path, good_mib: int) -> Iterator[pathlib.Path]:
-    """An ext4 whose device has no more than so many good MiB: writes of further ones are EIO."""
-    with small_file_system(directory, good_mib) as backing:
-        image, path = backing / "image", directory / "failing"
-        path.mkdir()
-        with image.open("wb") as file:
-            file.truncate(256 << 20)
-        subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", str(image)], check=True)
-        subprocess.run(["mount", "-o", "loop,errors=remount-ro", str(image), str(path)], check=True)
-        try:
-            yield path
-        finally:
-            subprocess.run(["umount", str(path)], check=True)
 
 
 @pytest.mark.root

@@ -56,9 +56,16 @@ def copy(segment: pathlib.Path, tmp_path: pathlib.Path) -> int:
         return made.catch_up(lambda _: None)
 
 
-def complete(segment: pathlib.Path, tmp_path: pathlib.Path) -> int:
-    """What the flusher does then."""
-    return departure.complete_copy(DiskFiles(), str(segment.parent), departing(tmp_path / "target"))
+def complete(
+    segment: pathlib.Path,
+    tmp_path: pathlib.Path,
+    files: DiskFiles | None = None,
+    *,
+    delays: bool = False,
+) -> int:
+    """What the flusher does then. `delays`: it is a delay log."""
+    leaving = replace(departing(tmp_path / "target"), delay_of="ab" * 16 if delays else "")
+    return departure.complete_copy(files or DiskFiles(), str(segment.parent), leaving)
 
 
 def replace_batch(segment: pathlib.Path, number: int, batches: int) -> None:
@@ -288,23 +295,27 @@ class FailsOnce(DiskFiles):
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize("delays", [False, True])
 def test_a_target_that_fails_at_any_step_leaves_the_log_and_the_next_move_is_complete(
-    tmp_path: pathlib.Path, error: int
+    tmp_path: pathlib.Path, delays: bool, error: int
 ) -> None:
     segment = written(tmp_path, 3)
+    if delays:
+        (segment.parent / BUCKET.file_name).write_bytes(b"rows")
+        write_pending(segment.parent, replace(BUCKET, end=4))
     before = {path.name: path.read_bytes() for path in segment.parent.iterdir()}
     target = tmp_path / "target"
     for number in range(200):
         files = FailsOnce(number, error)
         with suppress(OSError):
-            departure.complete_copy(files, str(segment.parent), departing(target))
+            complete(segment, tmp_path, files, delays=delays)
         if files.left >= 0:
             break  # no step is left to fail
         assert not (target / "bin" / NAME / ARRIVAL_FILE).exists(), "it is not taken for complete"
         if error == errno.ENOSPC:
-            assert not list((target / "moving").glob("*/*.arrows")), "no space is kept"
+            assert not list((target / "moving").glob("*/*")), "no space is kept"
         assert {path.name: path.read_bytes() for path in segment.parent.iterdir()} == before
-        complete(segment, tmp_path)  # the next move
+        complete(segment, tmp_path, delays=delays)  # the next move
         arrived = target / "bin" / NAME
         assert {n: (arrived / n).read_bytes() for n in before} == before
         shutil.rmtree(target)
@@ -351,11 +362,6 @@ def write_pending(directory: pathlib.Path, *entries: BucketEntry, cursor: int = 
     (directory / PENDING_FILE).write_bytes(manifest.encode())
 
 
-def complete_delays(segment: pathlib.Path, tmp_path: pathlib.Path, files: DiskFiles) -> int:
-    leaving = replace(departing(tmp_path / "target"), delay_of="ab" * 16)
-    return departure.complete_copy(files, str(segment.parent), leaving)
-
-
 def test_bucket_files_are_copied_up_to_what_the_manifest_names(tmp_path: pathlib.Path) -> None:
     segment = written(tmp_path, 1)
     bucket = segment.parent / BUCKET.file_name
@@ -370,7 +376,9 @@ def test_bucket_files_are_copied_up_to_what_the_manifest_names(tmp_path: pathlib
     write_pending(segment.parent, replace(BUCKET, end=10_000), cursor=9)
     pending = (segment.parent / PENDING_FILE).read_bytes()
     index = segment.with_suffix(INDEX_SUFFIX).stat().st_size
-    assert complete_delays(segment, tmp_path, DiskFiles()) < 1_000 + len(pending) + index + 4_000
+    assert (
+        complete(segment, tmp_path, DiskFiles(), delays=True) < 1_000 + len(pending) + index + 4_000
+    )
     arrived = tmp_path / "target" / "bin" / NAME
     assert (arrived / BUCKET.file_name).read_bytes() == b"a" * 9_000 + b"b" * 1_000
     assert (arrived / PENDING_FILE).read_bytes() == pending
@@ -401,7 +409,7 @@ def test_a_manifest_that_is_replaced_while_it_is_copied_is_read_again(
     segment = written(tmp_path, 1)
     (segment.parent / BUCKET.file_name).write_bytes(b"rows")
     write_pending(segment.parent, replace(BUCKET, end=4))
-    complete_delays(segment, tmp_path, MovingRows(segment.parent))
+    complete(segment, tmp_path, MovingRows(segment.parent), delays=True)
     arrived = tmp_path / "target" / "bin" / NAME
     assert [path.read_bytes() for path in arrived.glob("*.pending")] == [b"moved"]
     assert (arrived / PENDING_FILE).read_bytes() == (segment.parent / PENDING_FILE).read_bytes()
@@ -419,5 +427,5 @@ def test_a_damaged_manifest_or_a_missing_bucket_file_keeps_the_partition(
         (segment.parent / PENDING_FILE).write_bytes(content)
     copy(segment, tmp_path)
     with pytest.raises(OSError, match=reason):
-        complete_delays(segment, tmp_path, DiskFiles())
+        complete(segment, tmp_path, DiskFiles(), delays=True)
     assert not list((tmp_path / "target").glob("bin/*"))

@@ -85,6 +85,15 @@ def _print_tables(state: dict[str, Any]) -> None:
             for d in state["data_dirs"]
         ],
     )
+    moving = [m for m in state.get("moves", ()) if m["state"] != "failed"]  # that is a problem
+    if moving:
+        click.echo()
+        print_table(
+            ["MOVING", "PARTITION", "STATE", "FROM", "TO", "WAITS FOR"],
+            [[m[key] for key in ("topic", "partition", "state", "from", "to", "reason")]
+             for m in moving],
+            wrap=["WAITS FOR"],
+        )  # fmt: skip
     if state["delays"]:
         click.echo()
         print_table(

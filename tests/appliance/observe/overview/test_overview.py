@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from appliance.observe.checks.doctor_checks import Level
@@ -59,6 +61,19 @@ def test_problems_come_before_warnings_with_what_to_do() -> None:
     healthy = {**cluster, "data_dirs": [], "paused": [], "paused_count": 0, "uncleanable": []}
     healthy["processes"] = [{"name": "front-0", "live": True, "restarts": 0}]
     assert problems_of(healthy) == []
+
+
+def test_a_partition_that_did_not_move_is_named_with_its_place_and_the_next_try() -> None:
+    cluster: dict[str, Any] = {"processes": [], "data_dirs": [], "offline": []}
+    row = {"topic": "orders", "partition": 1, "state": "failed", "from": "/a", "to": "/b",
+           "reason": "its copy could not be completed; the log says why"}  # fmt: skip
+    assert problems_of({**cluster, "moves": [{**row, "state": "left"}]}) == []
+    [found] = problems_of({**cluster, "moves": [row]})
+    assert found.level is Level.WARNING
+    assert found.detail == (
+        "orders:1 was not moved to /b: its copy could not be completed; the log says why. It is in "
+        "/a and takes records; to try again: tailrace partition move orders:1 --to /b"
+    )
 
 
 def test_a_failed_backup_and_an_old_one_are_problems() -> None:
