@@ -92,6 +92,10 @@ class DataDirLock:
         """
         os.ftruncate(self.lock_fd, 0)
 
+    def close(self) -> None:
+        """Let go of the directory: for a command, which has no processes."""
+        _close([self.directory_fd, self.lock_fd])
+
     def has_lost_its_file(self) -> bool:
         """Make the lock's file again if it was removed or replaced; return True and log if so.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from appliance.catalog.transaction import Database, Transaction
 
@@ -24,6 +24,17 @@ CREATE TABLE IF NOT EXISTS moves (
     PRIMARY KEY (topic_id, partition)
 ) STRICT;
 """
+
+
+def missing_sentence(missing: Sequence[tuple[str, int]]) -> str:
+    """The sentence for directories, (path, number of partitions), that the catalog knows and a
+    start does not find.
+    """
+    stored = ", ".join(f"{path} with {count} partitions" for path, count in missing)
+    return (
+        f"data_dirs lacks {stored}; mount its disk, and list every directory that holds "
+        "partitions. For a disk that is lost for good: tailrace disk replace"
+    )
 
 
 class MissingDirectoryError(RuntimeError):
@@ -107,11 +118,7 @@ class PartitionSlots:
             self._usable,
         ).fetchall()
         if missing:
-            stored = ", ".join(f"{path} with {count} partitions" for path, count in missing)
-            raise MissingDirectoryError(
-                f"data_dirs lacks {stored}; list every directory that holds partitions, or delete "
-                "the topics first"
-            )
+            raise MissingDirectoryError(missing_sentence(missing))
         return self._usable
 
     def add(self, topic_id: bytes, start: int, end: int, delay_of: bytes) -> set[int]:

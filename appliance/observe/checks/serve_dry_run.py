@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from appliance.catalog.tables.partition_slots import missing_sentence
 from appliance.config.relations import planned_cores, split_host_port
 from appliance.config.settings import Settings
 from appliance.config.settings_sources import (
@@ -139,12 +140,8 @@ def _check_directories(settings: Settings, reserve_bytes: int, report: StartRepo
         report.refuse("catalog", sentence, ExitCode.DATA_UNUSABLE)
     elif catalogs:
         known = [identity.instance.hex() for identity in existing.values()]
-        for path, count in _directories_that_lack(f"{catalogs[0]}/{CATALOG_FILE}", known):
-            sentence = (
-                f"data_dirs lacks {path} with {count} partitions; list every directory "
-                "that holds partitions, or delete the topics first"
-            )
-            report.refuse("catalog", sentence, ExitCode.CONFIG)
+        for missing in _directories_that_lack(f"{catalogs[0]}/{CATALOG_FILE}", known):
+            report.refuse("catalog", missing_sentence([missing]), ExitCode.CONFIG)
     return list(existing)
 
 

@@ -4,6 +4,7 @@ there. What the page shows of their output is what they print.
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import pathlib
 import re
@@ -19,10 +20,12 @@ import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicExistsError
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tailrace.format.directory.data_dir import CATALOG_FILE
 from tailrace.format.directory.partition_metadata import PARTITION_FILE
 from tests.kit.appliances import damaged_topics
 from tests.kit.cli import run
 from tests.kit.hosts.file_systems import small_file_system
+from tests.kit.hosts.wall_clock import WallClock
 from tests.kit.processes import (
     HANG_LIMIT_S,
     children,
@@ -327,6 +330,61 @@ def test_a_disk_is_added_or_taken_out(tmp_path: pathlib.Path) -> None:
     assert len(values_of(data_dir, "orders", 40)) == 40
 
 
+def test_a_disk_is_lost_for_good(tmp_path: pathlib.Path) -> None:
+    data_dir = f"{tmp_path}/data"
+    second = pathlib.Path(f"{data_dir}-second")
+    both = {"data_dirs": f"{data_dir},{second}"}
+    running = start_embedded(data_dir=data_dir, settings=both, auto_create_topics=False)
+    try:
+        with Admin(running.address) as admin, Producer(running.address) as producer:
+            admin.create_topics(NewTopic("orders", 4))
+            for number in range(40):
+                producer.send("orders", b"%d" % number, partition=number % 4)
+            producer.flush(HANG_LIMIT_S)
+        run(running, "backup", f"{data_dir}-backups", "--copy")
+    finally:
+        assert running.stop() == 0
+    shutil.rmtree(second)
+    second.mkdir(mode=0o700)
+    follow("A disk is lost for good", None, data_dir)
+    for name in "orders-1", "orders-3":
+        (pathlib.Path(f"{data_dir}-restored") / name).rename(second / name)
+    assert len(values_of(data_dir, "orders", 40, **both)) == 40
+
+
+def test_the_catalog_is_damaged(tmp_path: pathlib.Path) -> None:
+    data_dir = tmp_path / "data"
+    damaged_topics.fill(data_dir, "orders")
+    (data_dir / CATALOG_FILE).write_bytes(bytes(8192))
+    running = start_embedded(data_dir=str(data_dir), auto_create_topics=False)
+    try:
+        follow("The catalog is damaged", running, str(data_dir))
+    finally:
+        assert running.stop() == 0
+    assert list(data_dir.glob(f"{CATALOG_FILE}.damaged-*"))
+
+
+def test_the_clock_was_set_back(tmp_path: pathlib.Path) -> None:
+    clock = WallClock(tmp_path)
+    with clock.installed():
+        running = start_embedded(data_dir=str(tmp_path / "data"), auto_create_topics=False)
+    try:
+        with Admin(running.address) as admin, Producer(running.address) as producer:
+            admin.create_topics(NewTopic("later", 1, {"delay.enabled": True}))
+            clock.jump(3_600)
+            in_an_hour = dt.timedelta(hours=1)
+            producer.send("later", b"x", deliver_after=in_an_hour).result(HANG_LIMIT_S)
+            clock.jump(0)
+            follow("The clock was set back", running, running.data_dir)
+            clock.jump(7_200)
+            with Consumer(
+                "later", bootstrap=running.address, auto_offset_reset="earliest"
+            ) as reader:
+                assert [record.value for record in reader.poll(HANG_LIMIT_S * 1000)] == [b"x"]
+    finally:
+        assert running.stop() == 0
+
+
 def test_i_deleted_a_topic(tmp_path: pathlib.Path) -> None:
     running = start_embedded(data_dir=str(tmp_path / "data"))
     try:
@@ -375,9 +433,9 @@ def test_the_machine_is_replaced(tmp_path: pathlib.Path) -> None:
     assert len(values) == damaged_topics.TOTAL
 
 
-def values_of(data_dir: str, topic: str, count: int) -> list[bytes | None]:
+def values_of(data_dir: str, topic: str, count: int, **settings: str) -> list[bytes | None]:
     """The values that an appliance on a restored directory serves."""
-    running = start_embedded(data_dir=data_dir, auto_create_topics=False)
+    running = start_embedded(data_dir=data_dir, settings=settings, auto_create_topics=False)
     try:
         with Consumer(topic, bootstrap=running.address, auto_offset_reset="earliest") as consumer:
             found: list[bytes | None] = []

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from appliance.catalog.replaced_directory import replace_directory
 from appliance.cli.commands.storage.partition import (
     Place,
     known_directory,
@@ -20,17 +21,19 @@ from appliance.cli.commands.storage.partition import (
 from appliance.cli.options.appliance_control import control_directory, data_dir_option
 from appliance.cli.options.shared import bootstrap_option, connect, json_option
 from appliance.cli.output import counted, echo, human_bytes, print_json, print_table
+from appliance.data.directory_errors import DataDirectoryError, unusable
 from appliance.data.partition_copy import Pace
 from tailrace.admin.admin import Admin
 from tailrace.admin.configs import BROKER, ConfigResource
 from tailrace.core.errors import TailraceError
 
 _DRAINED = "drained_dirs"
+NAMES_MAX = 20
 
 
 @click.group()
 def command() -> None:
-    """Show the data directories, and empty one.
+    """Show the data directories, empty one, and replace one whose disk is lost.
 
     \b
     Example:
@@ -145,6 +148,45 @@ def drain(
             "--cancel"
         )
     ctx.exit(1 if failed else 0)
+
+
+@command.command()
+@click.argument("directory", type=click.Path(file_okay=False))
+@click.option("--lost", help="The path that the lost directory had; default: DIRECTORY.")
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False),
+    required=True,
+    help="The appliance's first data directory, which has the catalog.",
+)
+@click.option("--yes", is_flag=True, help="Do it; without it, say what would be lost.")
+def replace(directory: str, lost: str | None, data_dir: str, yes: bool) -> None:
+    """Have DIRECTORY, which is empty, take the place of a data directory whose disk is lost for
+    good. The appliance must be stopped; run this as its user. Its partitions begin empty there,
+    unless the directories of those partitions are put into it before the next start, from a backup.
+
+    \b
+    Example:
+      tailrace disk replace /disk2/tailrace --data-dir /var/lib/tailrace --yes
+    """
+    try:
+        found = replace_directory(data_dir, directory, lost or directory, is_confirmed=yes)
+    except DataDirectoryError as error:
+        raise click.ClickException(str(error)) from None
+    except OSError as error:
+        raise click.ClickException(str(unusable(directory, error))) from None
+    names = [f"{topic}-{partition}" for topic, partition in found.partitions]
+    more = f" and {len(names) - NAMES_MAX:,} more" if len(names) > NAMES_MAX else ""
+    listed = f"{', '.join(names[:NAMES_MAX])}{more}"
+    if not yes:
+        raise click.UsageError(
+            f"nothing is replaced: the records of {counted(len(names), 'partition')} that "
+            f"{found.path} had would be given up: {listed}. Confirm with --yes"
+        )
+    echo(
+        f"{directory} takes the place of {found.path} at the next start; these partitions are "
+        f"empty there unless a backup's files are put into it before: {listed}"
+    )
 
 
 def _set_drained(admin: Admin, path: str, *, is_drained: bool) -> None:
