@@ -66,6 +66,7 @@ from appliance.supervise.processes.child_processes import (
     first_children,
     other_cores,
 )
+from appliance.supervise.processes.next_zygote import NextZygote, taken_over
 from appliance.supervise.processes.process_table import KILL_TIMEOUT_MS, ProcessTable
 from appliance.supervise.processes.restart_policy import ExitCode, Halt
 from appliance.supervise.processes.spawner import Spawner, reap_strangers
@@ -105,6 +106,7 @@ class Supervisor:
         self._live = live
         self._spawner = spawner or Spawner()
         self._sockets = sockets or {}
+        self._next_zygote = NextZygote()
         self.notifier = notifier or Notifier(None)
         self._announcement = Announcement(self.notifier, ready_fd)
         self._plan = planned_cores(self.settings, topology)
@@ -209,7 +211,7 @@ class Supervisor:
         self._operator = OperatorCommands(
             ControlSocket(self._owners[0].directory_fd, self._owners[0].path), self._processes,
             [owner.path for owner in self._owners], self._is_ready,
-            lambda: self._announcement.is_made,
+            lambda: self._announcement.is_made, self._next_zygote if self.settings.zygote else None,
         )  # fmt: skip
         self._on_demand.add_groups_of(self._owners[0].path)
 
@@ -281,7 +283,9 @@ class Supervisor:
                 self._processes.reap(child, now_ns)
             if self._spawner.pidfd in ready:
                 self._spawner.replace_zygote()
-            reap_strangers(self._processes.is_known)
+            reap_strangers(
+                lambda pid: pid == self._next_zygote.pid or self._processes.is_known(pid)
+            )
             self._operator.step(now_ns)
             self._apply_settings(now_ns)
             # A controller that serves has made its requests: note who serves before they are read.
@@ -403,6 +407,10 @@ class Supervisor:
         """True if it has stopped to start again with the code that is installed now."""
         return self._operator.is_replacing and not self._stop_requested
 
+    def for_installed_program(self) -> dict[str, str]:
+        """What the program that this process becomes finds in its environment."""
+        return self._next_zygote.hand_over()
+
     # ---- stop ------------------------------------------------------------------------------------
 
     def _stop(self) -> bool:
@@ -416,6 +424,8 @@ class Supervisor:
             self.notifier.stopping(timeout_ms * NS_PER_MS)
         self._operator.close()
         self._spawner.close()
+        if not self.is_replacing:
+            self._next_zygote.end()
         if self._control.phase is Phase.RUNNING:
             self._control.set_phase(Phase.STOPPING)
         return self._processes.stop(self.settings.stop_timeout_ms, self.notifier.feed_watchdog)
@@ -482,7 +492,8 @@ def _serve() -> int:
         return ExitCode.USAGE
     spawner = Spawner()
     # a fork of what there is by now: modules, and no log, crash point, directory or shared memory
-    if settings.zygote:
+    next_zygote = taken_over(os.environ)
+    if settings.zygote and not spawner.adopt(next_zygote):
         spawner.fork_zygote()
     arm_from_environment()
     log_to_stderr(comm_name(Role.SUPERVISOR, 0), settings.log_level, settings.log_format)
@@ -493,7 +504,8 @@ def _serve() -> int:
         supervisor = Supervisor(live, topology, flags.ready_fd, notifier, spawner, sockets)
         code = supervisor.run()
         if code in (ExitCode.OK, ExitCode.FAILED) and supervisor.is_replacing:
-            become_installed_program([flags.ready_fd, *sockets.values()], service)
+            environment = {**service, **supervisor.for_installed_program()}
+            become_installed_program([flags.ready_fd, *sockets.values()], environment)
         return code
     except DataDirectoryError as error:
         _complain(str(error))

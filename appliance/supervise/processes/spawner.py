@@ -46,6 +46,13 @@ class Started(NamedTuple):
     pidfd: int
 
 
+class ZygoteProcess(NamedTuple):
+    """A zygote, and this process's end of its channel."""
+
+    channel: socket.socket
+    pid: int
+
+
 class NotForkedError(Exception):
     """The zygote has not forked a process; the text has the reason."""
 
@@ -93,22 +100,20 @@ class Spawner:
         except OSError as error:
             self._abandon(str(error))
 
-    def _start_zygote(self) -> None:
-        """Start a zygote as an interpreter of its own, so that it inherits no state of this
-        process.
+    def adopt(self, given: ZygoteProcess | None) -> bool:
+        """Take the zygote that this process has had started before it became this program. Returns
+        False if there is none that lives.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            arguments = launcher.command(zygote.MODULE, str(theirs.fileno()), str(os.getpid()))
-            theirs.set_inheritable(True)
-            try:
-                pid = os.posix_spawn(
-                    arguments[0], arguments, os.environ, setsigmask=zygote.BLOCKED_SIGNALS
-                )
-            except OSError:
-                ours.close()
-                raise
-        self._keep(ours, pid)
+        if given is None:
+            return False
+        self._is_enabled = True
+        try:
+            adopt_descendants()
+            self._keep(given.channel, given.pid)
+        except OSError as error:
+            logger.warning("zygote_not_taken pid=%d error=%r", given.pid, str(error))
+            return False
+        return True
 
     def _keep(self, channel: socket.socket, pid: int) -> None:
         channel.setblocking(False)
@@ -157,7 +162,7 @@ class Spawner:
 
     def _try_start_zygote(self) -> None:
         try:
-            self._start_zygote()
+            self._keep(*start_zygote())
         except OSError as error:  # no process or descriptor is free; the next start tries again
             logger.warning("zygote_not_started error=%r", str(error))
 
@@ -236,6 +241,26 @@ class Spawner:
             except OSError as error:  # killed while it waited
                 logger.warning("gate_closed module=%s error=%r", request.module, str(error))
             return Started(pid, pidfd)
+
+
+def start_zygote(*options: str) -> ZygoteProcess:
+    """Start a zygote as an interpreter of its own, so that it inherits no state of this process.
+    Raises OSError.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        arguments = launcher.command(
+            zygote.MODULE, str(theirs.fileno()), str(os.getpid()), *options
+        )
+        theirs.set_inheritable(True)
+        try:
+            pid = os.posix_spawn(
+                arguments[0], arguments, os.environ, setsigmask=zygote.BLOCKED_SIGNALS
+            )
+        except OSError:
+            ours.close()
+            raise
+    return ZygoteProcess(ours, pid)
 
 
 def _fork_or_close(channel: socket.socket) -> int:

@@ -24,7 +24,8 @@ Crash: nothing is lost, since its children are the supervisor's. The gate of a p
 
 The first zygote is a fork of the supervisor, made when the supervisor has only modules: its own and
 the shared ones, so that both share all pages of them. A later one is an interpreter of its own, run
-by `tailrace.launcher`.
+by `tailrace.launcher`, as is the one that an upgrade starts before it stops anything
+(`appliance.supervise.processes.next_zygote`).
 """
 
 from __future__ import annotations
@@ -64,6 +65,12 @@ SHARED = (
 process needs to read files of /proc. Other programs are imported at their first request.
 """
 GO = b"go"
+IMPORTED = b"imported"
+"""The one message of a zygote on its channel, if the supervisor waits for it: it has the shared
+modules.
+"""
+ANNOUNCE = "announce"
+"""An argument of a zygote that is to send IMPORTED."""
 REQUEST_MAX_BYTES = 64 << 10
 DESCRIPTORS_MAX = 253
 """Limit of descriptors in one message (SCM_MAX_FD)."""
@@ -119,9 +126,9 @@ def import_shared() -> None:
         importlib.import_module(module)
 
 
-def serve(channel: socket.socket, supervisor: int) -> NoReturn:
+def serve(channel: socket.socket, supervisor: int, *, announces: bool = False) -> NoReturn:
     """Serve as the zygote of the process `supervisor` until `channel` closes, with all other
-    descriptors closed. Ends the process.
+    descriptors closed. Ends the process. `announces`: the supervisor waits for IMPORTED.
     """
     try:
         retain([channel.fileno()])
@@ -131,6 +138,8 @@ def serve(channel: socket.socket, supervisor: int) -> NoReturn:
         die_with_parent(supervisor)
         gc.disable()
         import_shared()  # before the first fork, since later imports are not shared
+        if announces:
+            channel.send(IMPORTED)
         _serve(channel, supervisor)
     except Exception as error:
         _complain(f"the zygote ends: {error}")
@@ -223,6 +232,8 @@ def _complain(sentence: str) -> None:
 
 
 def main() -> NoReturn:
-    """Run the zygote as an interpreter of its own, with the arguments CHANNEL SUPERVISOR."""
-    channel_fd, supervisor = map(int, sys.argv[1:])
-    serve(socket.socket(fileno=channel_fd), supervisor)
+    """Run the zygote as an interpreter of its own, with the arguments CHANNEL SUPERVISOR, and
+    perhaps ANNOUNCE.
+    """
+    channel_fd, supervisor = map(int, sys.argv[1:3])
+    serve(socket.socket(fileno=channel_fd), supervisor, announces=ANNOUNCE in sys.argv[3:])

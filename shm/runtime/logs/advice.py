@@ -567,6 +567,9 @@ LOG_EVENTS: dict[str, LogEvent] = {
         "allow more open files (LimitNOFILE=65536 in the unit) or more memory; it is tried again",
     ),
     "zygote_not_started": LogEvent("the zygote cannot be started; it is tried again", NOTHING),
+    "zygote_not_taken": LogEvent(
+        "an upgrade has made a zygote that the new version cannot take; it makes one", NOTHING
+    ),
     "zap_failed": LogEvent(
         "a front could not decide about a connection, and refused it", "report the error"
     ),

@@ -12,10 +12,13 @@ import sys
 import threading
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from appliance.cli.options.appliance_control import ask
 from appliance.data.format_versions import FORMATS
+from appliance.supervise.processes import zygote
+from appliance.supervise.processes.next_zygote import ZYGOTE_VARIABLE
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.core.errors import (
     InvalidRequestError,
@@ -153,9 +156,39 @@ def test_the_installed_version_takes_the_place_of_the_running_one(own: EmbeddedA
         clients.go_on()
         clients.finish()
     assert printed["formats"] == []
-    assert not set(before.values()) & set(children(own).values())
+    after = children(own)
+    assert not set(before.values()) & set(after.values())
+    begun = {name: psutil.Process(pid).create_time() for name, pid in after.items()}
+    assert min(begun, key=lambda name: begun[name]) == "tr-zygote-0"
+    assert psutil.Process(after["tr-zygote-0"]).ppid() == own.pid
+    assert ZYGOTE_VARIABLE not in psutil.Process(after["tr-worker-0"]).environ()
     with open(f"/proc/{own.pid}/comm", encoding="ascii") as file:
         assert file.read() == "tr-supervisor-0\n"
+
+
+def test_an_upgrade_whose_next_zygote_is_killed_makes_another(own: EmbeddedAppliance) -> None:
+    """It is killed while it imports, before anything stops: the next one is a fork."""
+    former = children(own)["tr-zygote-0"]
+    ended = threading.Event()
+
+    def kill_next() -> None:
+        while not ended.is_set():
+            for child in psutil.Process(own.pid).children():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if child.pid != former and zygote.MODULE in child.cmdline():
+                        child.kill()
+                        return
+
+    killer = threading.Thread(target=kill_next)
+    killer.start()
+    try:
+        run(own, "upgrade", "--json")
+    finally:
+        ended.set()
+        killer.join()
+    assert set(children(own)) >= {"tr-zygote-0", "tr-front-0", "tr-worker-0", "tr-flusher-0"}
+    with Producer(own.address) as producer:
+        producer.send("orders", b"x").result(HANG_LIMIT_S)
 
 
 def test_one_process_is_chosen_by_its_name_or_kind(own: EmbeddedAppliance) -> None:
