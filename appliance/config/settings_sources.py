@@ -353,6 +353,11 @@ def given_flags(flags: argparse.Namespace) -> list[tuple[str, Any]]:
             raise InvalidSettingError(f"--set {item!r} has no value; write --set name=value")
         given.append((name, value))
     if flags.data_dir:
+        if "," in flags.data_dir and not os.path.isdir(flags.data_dir):
+            raise InvalidSettingError(
+                f"--data-dir {flags.data_dir!r} is one directory, which is not there; for several "
+                f"write --set data_dirs={flags.data_dir}"
+            )
         given.append(("data_dirs", [flags.data_dir]))
     if flags.listen:
         given.append(("listen", flags.listen))
