@@ -4,6 +4,7 @@ Reads only.
 
 from __future__ import annotations
 
+import glob
 import os
 import platform
 import resource
@@ -19,7 +20,10 @@ from appliance.config.settings import Settings
 from appliance.config.topology import read_topology
 from appliance.observe.process_states import FULL_DISK_ADVICE, LOST_DISK_ADVICE
 from appliance.supervise.preflight import unfit_machine
-from tailrace.format.directory.data_dir import QUARANTINE_DIRECTORY
+from tailrace.admin.admin import Admin
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import TailraceError
+from tailrace.format.directory.data_dir import CATALOG_FILE, QUARANTINE_DIRECTORY
 
 PARTITION_OFFLINE = "partition offline"
 FILES_RECOMMENDED = 4096
@@ -164,7 +168,7 @@ def _disk(path: str) -> list[Check]:
                 "there is no such directory here; run doctor on the appliance's host",
             )
         ]
-    checks = [_space_check(path), *_readers_of(path)]
+    checks = [_space_check(path), *_readers_of(path), *_former_catalogs(path)]
     quarantine = f"{path}/{QUARANTINE_DIRECTORY}"
     reports = (
         [name for name in os.listdir(quarantine) if name.endswith(".json")]
@@ -182,6 +186,23 @@ def _disk(path: str) -> list[Check]:
             )
         )
     return checks
+
+
+def _former_catalogs(path: str) -> list[Check]:
+    """Damaged catalogs that a start has put aside."""
+    kept = f"{path}/{CATALOG_FILE}.damaged-"
+    found = sorted(glob.glob(f"{glob.escape(kept)}*[0-9]"))
+    if not found:
+        return []
+    return [
+        Check(
+            f"catalog {path}",
+            Level.WARNING,
+            f"the catalog was damaged, and was made again from the partitions' files; {found[-1]} "
+            "is the damaged one. Compare tailrace topic list with the topics that you expect, set "
+            "users, rights, quotas and what tailrace config set had again, then remove the file",
+        )
+    ]
 
 
 def _space_check(path: str) -> Check:
@@ -267,7 +288,9 @@ def _readers_of(path: str) -> list[Check]:
 
 
 def appliance_checks(state: dict[str, Any]) -> list[Check]:
-    """Check the description of a running appliance (`Admin.describe_cluster`)."""
+    """Check the description of a running appliance (`Admin.describe_cluster`), with
+    `groups_error`.
+    """
     checks = [_process_check(state), *_directory_checks(state)]
     if state.get("uncleanable"):
         left = state["uncleanable_count"] - len(state["uncleanable"])
@@ -279,6 +302,15 @@ def appliance_checks(state: dict[str, Any]) -> list[Check]:
                 f"{', '.join(state['uncleanable'])}{more}: something cannot be read, and what "
                 "follows is not compacted; the log has cleaning_stopped with the place. Look at "
                 "the disk, then run: tailrace topic compact TOPIC",
+            )
+        )
+    if state.get("groups_error"):
+        checks.append(
+            Check(
+                "groups",
+                Level.PROBLEM,
+                "groups, committed offsets and transactions are not served: "
+                f"{state['groups_error']}",
             )
         )
     checks += [_failed_move(row) for row in state.get("moves", ()) if row["state"] == "failed"]
@@ -293,6 +325,15 @@ def appliance_checks(state: dict[str, Any]) -> list[Check]:
             )
         )
     return checks
+
+
+def groups_error(admin: Admin) -> str:
+    """The reason why groups and transactions are not served; "": they are."""
+    try:
+        admin.list_transactions(["prepared"])
+    except TailraceError as error:
+        return error.detail if error.code is ErrorCode.STORAGE_ERROR else ""
+    return ""
 
 
 def _failed_move(row: dict[str, Any]) -> Check:

@@ -18,9 +18,10 @@ from typing import NamedTuple
 
 import pytest
 
-from tailrace import Admin, Consumer, NewTopic, Producer, TopicExistsError
+from appliance.observe.checks.doctor_checks import groups_error
+from tailrace import Admin, Consumer, NewTopic, Producer, TopicExistsError, TopicPartition
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
-from tailrace.format.directory.data_dir import CATALOG_FILE
+from tailrace.format.directory.data_dir import CATALOG_FILE, GROUPS_FILE
 from tailrace.format.directory.partition_metadata import PARTITION_FILE
 from tests.kit.appliances import damaged_topics
 from tests.kit.cli import run
@@ -364,6 +365,32 @@ def test_the_catalog_is_damaged(tmp_path: pathlib.Path) -> None:
     assert list(data_dir.glob(f"{CATALOG_FILE}.damaged-*"))
 
 
+def test_groups_are_not_served(tmp_path: pathlib.Path) -> None:
+    data_dir = tmp_path / "data"
+    damaged_topics.fill(data_dir, "orders")
+    (data_dir / GROUPS_FILE).write_bytes(bytes(range(256)) * 32)
+    running = start_embedded(data_dir=str(data_dir), auto_create_topics=False)
+
+    def move_away() -> None:
+        for path in data_dir.glob(f"{GROUPS_FILE}*"):
+            path.rename(tmp_path / path.name)
+        with Admin(running.address) as admin:
+            wait_until(lambda: not groups_error(admin), "groups are served")
+
+    try:
+        with Admin(running.address) as admin:
+            wait_until(lambda: bool(groups_error(admin)), "groups are not served")
+        follow("Groups are not served", running, str(data_dir), {2: move_away})
+        key = TopicPartition("orders", 0)
+        with Consumer(bootstrap=running.address, group_id="g") as consumer:
+            consumer.assign([key])
+            consumer.commit({key: 1})
+            assert consumer.committed([key]) == {key: 1}
+    finally:
+        assert running.stop() == 0
+
+
+@pytest.mark.slow_because("no timer of the kernel has this clock: it is seen at the next beat")
 def test_the_clock_was_set_back(tmp_path: pathlib.Path) -> None:
     clock = WallClock(tmp_path)
     with clock.installed():

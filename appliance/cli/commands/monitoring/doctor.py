@@ -14,7 +14,13 @@ from appliance.cli.options.found_settings import FoundSettings
 from appliance.cli.options.shared import bootstrap_option, connect, json_option
 from appliance.cli.output import counted, echo, print_json, print_table
 from appliance.config.settings import definitions
-from appliance.observe.checks.doctor_checks import Check, Level, appliance_checks, host_checks
+from appliance.observe.checks.doctor_checks import (
+    Check,
+    Level,
+    appliance_checks,
+    groups_error,
+    host_checks,
+)
 from appliance.observe.checks.host_tuning import tuning_checks
 from tailrace.core.errors import NotReachableError
 
@@ -76,6 +82,7 @@ def command(
     try:
         with connect(bootstrap) as admin:
             cluster = admin.describe_cluster()
+            cluster["groups_error"] = groups_error(admin)
         checks += appliance_checks(cluster)
         directories += [d["path"] for d in cluster["data_dirs"] if d["path"] not in directories]
     except NotReachableError:

@@ -10,7 +10,7 @@ import click
 
 from appliance.cli.options.shared import bootstrap_option, connect, json_option
 from appliance.cli.output import counted, human_bytes, one_line, print_json, print_table
-from appliance.observe.checks.doctor_checks import PARTITION_OFFLINE
+from appliance.observe.checks.doctor_checks import PARTITION_OFFLINE, groups_error
 from appliance.observe.overview.problems import problems_of
 from tailrace.admin.admin import Admin
 from tailrace.core.errors import TailraceError
@@ -34,6 +34,7 @@ def command(bootstrap: str, as_json: bool) -> None:
         state = admin.describe_cluster()
         state["delays"] = admin.describe_delays()
         state["long_transactions"] = _long_transactions(admin)
+        state["groups_error"] = groups_error(admin)
         state["settings"] = _settings(admin)
         state["quotas"] = _quotas_reached(admin)
     if as_json:
