@@ -404,6 +404,7 @@ def controller_of(running: EmbeddedAppliance) -> psutil.Process:
     )
 
 
+@pytest.mark.slow_because("the controller waits for a locked catalog before it refuses a change")
 def test_a_database_that_is_locked_or_breaks_while_running_is_answered_and_served_on(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+
+import pytest
 
 from appliance.observe.console.sampling.sampler import IDLE_NS, Sampler, TopicRow
 from appliance.observe.console.sampling.samples import (
@@ -54,19 +57,49 @@ class Appliance:
         self.closed = 0
         self.gate = threading.Semaphore(0)
         self.asked_groups: list[bool] = []
+        self.samplers: list[Sampler] = []
+        self.is_over = False
+
+    def sampler(self) -> Sampler:
+        made = Sampler(self.take, self.close, lambda: self.now_ns, interval_ns=0)
+        self.samplers.append(made)
+        return made
 
     def take(self, groups: dict[str, GroupTotals] | None) -> Sample:
         assert self.gate.acquire(timeout=HANG_LIMIT_S)
+        if self.is_over:
+            raise RuntimeError("the test is over")
         self.asked_groups.append(groups is None)
         return sample(self.now_ns, dict(self.ends))
 
     def close(self) -> None:
         self.closed += 1
 
+    def end(self) -> None:
+        """End the threads of its samplers, wherever they are."""
+        self.is_over = True
+        self.now_ns += IDLE_NS + 1
+        for sampler in self.samplers:
+            with sampler._changed:
+                thread = sampler._thread
+                sampler._changed.notify_all()
+            self.gate.release()
+            if thread is not None:
+                thread.join(HANG_LIMIT_S)
+                assert not thread.is_alive()
 
-def test_nobody_watches_no_sample_is_taken_and_the_first_reader_gets_a_new_one() -> None:
-    appliance = Appliance()
-    sampler = Sampler(appliance.take, appliance.close, lambda: appliance.now_ns, interval_ns=0)
+
+@pytest.fixture
+def appliance() -> Iterator[Appliance]:
+    made = Appliance()
+    yield made
+    made.end()
+
+
+def test_nobody_watches_no_sample_is_taken_and_the_first_reader_gets_a_new_one(
+    appliance: Appliance,
+) -> None:
+    sampler = appliance.sampler()
     assert appliance.asked_groups == []
     appliance.gate.release()
     state = sampler.state(HANG_LIMIT_S)
@@ -75,9 +108,10 @@ def test_nobody_watches_no_sample_is_taken_and_the_first_reader_gets_a_new_one()
     assert appliance.asked_groups == [True]
 
 
-def test_a_tick_has_the_rows_that_a_page_has_not_shown_and_the_topics_that_are_gone() -> None:
-    appliance = Appliance()
-    sampler = Sampler(appliance.take, appliance.close, lambda: appliance.now_ns, interval_ns=0)
+def test_a_tick_has_the_rows_that_a_page_has_not_shown_and_the_topics_that_are_gone(
+    appliance: Appliance,
+) -> None:
+    sampler = appliance.sampler()
     shown: dict[str, TopicRow] = {}
     appliance.gate.release()
     number = sampler.wait(0, HANG_LIMIT_S)
@@ -101,9 +135,10 @@ def test_a_tick_has_the_rows_that_a_page_has_not_shown_and_the_topics_that_are_g
     assert third["topics"] == {"a": (1, 50, 500, 1, 0, 0.0)}  # its rate has fallen
 
 
-def test_the_thread_ends_and_closes_its_client_when_nobody_reads_any_more() -> None:
-    appliance = Appliance()
-    sampler = Sampler(appliance.take, appliance.close, lambda: appliance.now_ns, interval_ns=0)
+def test_the_thread_ends_and_closes_its_client_when_nobody_reads_any_more(
+    appliance: Appliance,
+) -> None:
+    sampler = appliance.sampler()
     others = set(threading.enumerate())  # of other tests
     appliance.gate.release()
     number = sampler.wait(0, HANG_LIMIT_S)
