@@ -346,11 +346,11 @@ ERROR_TABLE: dict[ErrorCode, ErrorRow] = dict(
         _row(
             _C.INVALID_RECORD,
             False,
-            "A part of the record has the wrong type, or it has no key and its topic is compacted.",
             (
-                "Correct the part that the message names. Give each record of a compacted topic a "
-                "key."
+                "A part of the record has the wrong type, or it has no key, which each record of a "
+                "compacted topic needs."
             ),
+            "Correct the part that the message names.",
         ),
         _row(
             _C.INTERNAL_ERROR,

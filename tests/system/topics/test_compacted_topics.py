@@ -111,7 +111,7 @@ def test_a_producer_that_knew_the_topic_before_learns_of_its_policy(
     with Producer(appliance.address, linger_ms=0) as producer, Admin(appliance.address) as admin:
         producer.send(topic, b"1").result(60)
         admin.alter_topics({topic: COMPACT})
-        with pytest.raises(InvalidRecordError, match="Give each record of a compacted topic"):
+        with pytest.raises(InvalidRecordError, match="each record of a compacted topic needs"):
             producer.send(topic, b"2").result(60)
         producer.send(topic, b"3", b"k").result(60)
         admin.alter_topics({topic: {"cleanup.policy": "delete"}})
