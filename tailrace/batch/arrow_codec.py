@@ -243,6 +243,28 @@ def timestamp_range(batch: pa.RecordBatch, fallback_us: int) -> tuple[int, int]:
     return (fallback_us if first is None else first), (fallback_us if largest is None else largest)
 
 
+def times_of_rows(
+    batch: pa.RecordBatch, sent_us: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]
+) -> Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]:
+    """The time of each row that is sent to a typed topic, in microseconds: its column `timestamp`.
+    `sent_us`: the times of their `send`, which count without such a column.
+
+    A row without a value has the largest time, as readers see it.
+    """
+    index = batch.schema.get_field_index("timestamp")
+    if index < 0 or batch.schema.field(index).type != TIMESTAMP_TYPE or not batch.num_rows:
+        return sent_us
+    column = batch.column(index).cast(pa.int64())
+    times: np.ndarray[Any, np.dtype[np.int64]]
+    if not column.null_count:
+        times = column.to_numpy()
+        return times
+    is_null = column.is_null().to_numpy(zero_copy_only=False)
+    times = np.where(is_null, np.asarray(sent_us, np.int64), column.fill_null(0).to_numpy())
+    times[is_null] = times.max()
+    return times
+
+
 def timestamps_of(batch: pa.RecordBatch, header: BatchHeader, *, is_typed: bool) -> pa.Array | None:
     """The time of each row in microseconds (int64), None if each has the batch's largest.
 

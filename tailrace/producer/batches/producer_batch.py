@@ -302,6 +302,9 @@ class ProducerBatch(OpenBatch):
                 self.data = encoded_batch(rows, info.schema_id, seed)
             else:
                 sent_as = self.sent_as
+                made = self._from_rows() if self.frame is None else None
+                if made is not None and info.typed and not info.delay_of:
+                    self.stamps_us = arrow_codec.times_of_rows(made, self.stamps_us)
                 header = BatchHeader(
                     record_count=self.count, last_offset_delta=self.count - 1,
                     first_timestamp_us=int(self.stamps_us[0]),
@@ -309,14 +312,14 @@ class ProducerBatch(OpenBatch):
                     schema_id=(info if sent_as is None else sent_as).schema_id,
                 )  # fmt: skip
                 if sent_as is not None:
-                    self.frame = self._from_rows() if self.frame is None else self.rebuilt_frame()
+                    self.frame = self.rebuilt_frame() if made is None else made
                     frame = _converted(self.frame, self.exact, info, sent_as)
                     self.data = arrow_codec.encode_as(frame, header, seed, compression)
                 elif compression == "none" and isinstance(self.frame, EncodedRows):
                     message, body_crc = self.frame.message(HEADER_BYTES)
                     self.data = fill_header(message, header, seed, body_crc)
                 else:
-                    frame = self._from_rows() if self.frame is None else self.rebuilt_frame()
+                    frame = self.rebuilt_frame() if made is None else made
                     self.data = arrow_codec.encode_as(frame, header, seed, compression)
         self.rows.clear()
         self.repeats = None
