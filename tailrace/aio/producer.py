@@ -356,8 +356,11 @@ class AsyncProducer(LoopSender, AsyncClient, RenamedProducerMethods):
 
     async def close(self, timeout: float | None = None) -> None:
         """Flush for at most `timeout` seconds (None: no limit but the records'
-        delivery_timeout_ms), then end. Other records fail with ClientClosedError. An open
-        transaction is aborted.
+        delivery_timeout_ms), then end. Records without an outcome by then fail with
+        ClientClosedError, which says if they may be stored. An open transaction is aborted.
+
+        From its beginning on, `send` raises ClientClosedError in other tasks, and nothing of it is
+        stored. Callbacks may send.
         """
         timeout_s = timeout_s_of(timeout)
         if self._is_closed:
@@ -365,8 +368,7 @@ class AsyncProducer(LoopSender, AsyncClient, RenamedProducerMethods):
         self._loop_connection.enter_to_close()
         try:
             if self._loop_connection.has_started:
-                await self._run(self._producer.abandon_steps(timeout_s))
-                await self.flush(timeout_s)
+                await self._run(self._producer.last_steps(timeout_s))
         except TailraceError:
             pass  # `stop` fails the records that were not delivered
         finally:

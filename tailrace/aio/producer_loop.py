@@ -34,10 +34,9 @@ class LoopProducer(Producer):
         """Its transactions. Raises InvalidTransactionError without transactional_id."""
         return self._transactional()
 
-    def abandon_steps(self, timeout_s: float | None) -> Steps[None]:
-        """Abort what is open: the producer ends."""
-        if self._transactions is not None:
-            yield from self._transactions.abandon(timeout_s)
+    def last_steps(self, timeout_s: float | None) -> Steps[None]:
+        """What `close` does before the producer ends."""
+        return self._last_steps(timeout_s)
 
     @fast_send(RecordFuture)
     def begin_send(self, *args: Any, **kwargs: Any) -> RecordFuture | Outgoing:

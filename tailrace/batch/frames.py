@@ -30,6 +30,7 @@ from tailrace.core.errors import (
 )
 from tailrace.core.hash_slots import STAYS, slot_of
 from tailrace.core.schedule.delays import HORIZON_DAYS, HORIZON_US, parse_levels, rounded_to_level
+from tailrace.core.validation import before_1970_error
 from tailrace.format.schema import (
     DEFAULT_SCHEMA,
     DELAY_FIELDS,
@@ -323,7 +324,7 @@ def cut(
     larger. `given_slots`: the hash slot of each row, where the caller has routed the rows by it to
     `partition`.
 
-    Raises SchemaMismatchError.
+    Raises SchemaMismatchError, InvalidRecordError.
     """
     if isinstance(frame, PickedRows):
         picked = None if info.typed or info.delay_of else frame.encoded(stamp_us)
@@ -336,6 +337,8 @@ def cut(
     rows = None if single is None or not single.num_rows else _rows_of(single, info, stamp_us)
     if single is not None and rows is not None:
         is_stamped_here = not info.typed and "timestamp" not in single.schema.names
+        if not info.typed and not is_stamped_here:
+            _check_timestamps(single.column("timestamp"))
         start = 0
         for piece, size, source in _cut_rows(rows, single, info, stamp_us, target_bytes):
             first, start = start, start + piece.num_rows
@@ -355,6 +358,7 @@ def cut(
         )
     if not info.typed:
         table = _with_default_columns(table, stamp_us)
+        _check_timestamps(table.column("timestamp"))
     given, table = table, conform(table, info.schema)
     if info.typed:
         table = exact_floats.beside(given, table)
@@ -381,6 +385,14 @@ def cut(
                 yield FrameSlice(
                     int(number), rows, size, timestamp_range(rows, stamp_us), piece_slots, exact
                 )
+
+
+def _check_timestamps(column: pa.Array | pa.ChunkedArray) -> None:
+    """Raise InvalidRecordError if a time is before 1970."""
+    if pa.types.is_timestamp(column.type):  # else the cast to the topic's schema refuses it
+        earliest = pc.min(column)
+        if earliest.is_valid and earliest.value < 0:
+            raise before_1970_error(earliest)
 
 
 def _cut_to_size(batch: pa.RecordBatch, target_bytes: int) -> Iterator[tuple[pa.RecordBatch, int]]:

@@ -176,3 +176,11 @@ def optional_text_bytes(label: str, given: Any) -> bytes | None:
     raise InvalidRequestError(
         f"{label} is {given!r:.100}; give bytes, or text that can be encoded as UTF-8"
     )
+
+
+def before_1970_error(value: object) -> InvalidRecordError:
+    """The error of a record's timestamp below 0."""
+    return InvalidRecordError(
+        f"a timestamp is {value}, which is before 1970; give milliseconds since 1970, or None for "
+        "now, and keep an earlier time in the value or in a header"
+    )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tailrace.client.config.settings import ProducerSettings
 from tailrace.client.connections.steps import PAUSE, Steps
-from tailrace.core.errors import InvalidRecordError, PartitionOutOfRangeError
+from tailrace.core.errors import InvalidRecordError, PartitionOutOfRangeError, TailraceError
 from tailrace.core.validation import partition_number
 from tailrace.producer.batches.producer_batch import BATCH_OVERHEAD_BYTES
 from tailrace.producer.futures import FrameFuture, RecordFuture
@@ -99,15 +99,28 @@ class FrameAppender:
         )  # fmt: skip
         routed_by = route.info.slot_map_version if slots is None else slots.map_version
         handles: list[RecordFuture] = []
-        for piece in slices:
-            if handles:
-                yield PAUSE
-            while (
-                handle := self._sender_thread.do(self._add_slice, route, piece, routed_by)
-            ) is None:
-                yield from self._sender_thread.room(piece.byte_count, self._sender_thread.now_ns())
-                self._sender_thread.check_transaction(transaction)
-            handles.append(handle)
+        accepted_count = 0
+        try:
+            for piece in slices:
+                if handles:
+                    yield PAUSE
+                while (
+                    handle := self._sender_thread.do(self._add_slice, route, piece, routed_by)
+                ) is None:
+                    yield from self._sender_thread.room(
+                        piece.byte_count, self._sender_thread.now_ns()
+                    )
+                    self._sender_thread.check_transaction(transaction)
+                handles.append(handle)
+                accepted_count += piece.rows.num_rows
+        except TailraceError as error:
+            if not accepted_count:
+                raise
+            raise type(error)(
+                f"{accepted_count} rows of the frame were accepted before this and are sent, the "
+                f"others are not: {error.detail}",
+                error.code,
+            ) from None
         if self._sender_thread.callbacks.due:
             self._sender_thread.make_callbacks()
         return FrameFuture(handles)

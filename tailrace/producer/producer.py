@@ -283,12 +283,21 @@ class Producer(FastPathSender, FromContext, RenamedProducerMethods):
             None if deadline_ns is None else max(0.0, (deadline_ns - sender_thread.now_ns()) / 1e9)
         )
 
-    def _last_flush(self, timeout_s: float | None) -> Steps[None]:
-        """`flush`, and again while callbacks have sent more, CALLBACK_ROUNDS_MAX times at most."""
+    def _last_steps(self, timeout_s: float | None) -> Steps[None]:
+        """Abort what is open, and deliver what was accepted, before `stop`.
+
+        Records are refused from now on, so that no record is accepted without an outcome. Those of
+        callbacks are taken: `flush`, and again while callbacks have sent more, CALLBACK_ROUNDS_MAX
+        times at most.
+        """
         sender_thread = self._sender_thread
+        sender_thread.do(sender_thread.begin_closing)
+        if self._transactions is not None:
+            yield from self._transactions.abandon(timeout_s)
         deadline_ns = None if timeout_s is None else sender_thread.now_ns() + int(timeout_s * 1e9)
-        for _ in range(CALLBACK_ROUNDS_MAX):
-            made_count = sender_thread.callbacks.made_count
+        for round_number in range(CALLBACK_ROUNDS_MAX + 1):
+            if round_number == CALLBACK_ROUNDS_MAX:
+                sender_thread.do(sender_thread.seal)
             yield from steps_of(Producer.flush)(
                 self,
                 None
@@ -296,10 +305,7 @@ class Producer(FastPathSender, FromContext, RenamedProducerMethods):
                 else max(0.0, (deadline_ns - sender_thread.now_ns()) / 1e9),
             )
             yield from sender_thread.called_back(deadline_ns)
-            if (
-                not sender_thread.accumulator.incomplete_count
-                or sender_thread.callbacks.made_count == made_count
-            ):
+            if sender_thread.do(sender_thread.seal_if_done):
                 return
 
     def _close_batches(self) -> list[ProducerBatch]:
@@ -540,16 +546,18 @@ class Producer(FastPathSender, FromContext, RenamedProducerMethods):
 
     def close(self, timeout: float | None = None) -> None:
         """Flush for at most `timeout` seconds (None: no limit but the records'
-        delivery_timeout_ms), then end. Other records fail with ClientClosedError. An open
-        transaction is aborted. A second call does nothing.
+        delivery_timeout_ms), then end. Records without an outcome by then fail with
+        ClientClosedError, which says if they may be stored. An open transaction is aborted. A
+        second call does nothing.
+
+        From its beginning on, `send` raises ClientClosedError in other threads, and nothing of it
+        is stored. Callbacks may send.
         """
         timeout_s = timeout_s_of(timeout)
         if self._sender_thread.is_stopped or self._sender_thread.forked:
             return
         try:
-            if self._transactions is not None:
-                self._run_steps(self._transactions.abandon(timeout_s))
-            self._run_steps(self._last_flush(timeout_s))
+            self._run_steps(self._last_steps(timeout_s))
         except TailraceError:
             pass  # `stop` fails the records that were not delivered
         finally:

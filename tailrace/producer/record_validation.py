@@ -17,6 +17,7 @@ from tailrace.core.errors import InvalidRecordError, SchemaMismatchError
 from tailrace.core.records import Headers, to_timestamp_us
 from tailrace.core.schedule.delays import due_time_us
 from tailrace.core.schedule.recurrence import Recurrence, RecurrenceError
+from tailrace.core.validation import before_1970_error
 
 HEADER_OVERHEAD_BYTES = 16
 
@@ -144,9 +145,12 @@ def checked_headers(headers: object) -> tuple[Headers, int]:
 
 def timestamp_us_of(value: datetime | int) -> int:
     """A record's timestamp in microseconds since 1970, from a datetime or int milliseconds. Raises
-    InvalidRecordError.
+    InvalidRecordError, also before 1970: Kafka's clients refuse it, and read -1 as none.
     """
     try:
-        return to_timestamp_us(value)
+        stamp_us = to_timestamp_us(value)
     except (TypeError, ValueError) as error:
         raise InvalidRecordError(str(error)) from None
+    if stamp_us < 0:
+        raise before_1970_error(value if isinstance(value, datetime) else f"{value} ms")
+    return stamp_us

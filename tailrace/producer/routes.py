@@ -23,6 +23,8 @@ from tailrace.core.errors import (
     DelayNotEnabledError,
     InvalidRecordError,
     InvalidSettingError,
+    NotReachableError,
+    RequestTimeoutError,
     UnknownTopicError,
     error_for,
 )
@@ -115,6 +117,8 @@ class ProducerMetadata:
         self._topic_recreation = sender_thread.sender.topic_recreation
         self._topic_recreation.on_found = self._on_found
         self._topic_recreation.on_abandoned = self.forget
+        self._wanted = sender_thread.sender.wanted_topics
+        self._wanted.on_found = self._on_wanted
         sender_thread.sender.on_schema_altered = self._on_altered
         sender_thread.sender.metadata_refresh.topics = self._refreshed
         sender_thread.sender.metadata_refresh.on_described = self._on_described
@@ -144,12 +148,28 @@ class ProducerMetadata:
             raise InvalidRecordError(f"topic is {topic!r:.100}; it must be text")
         sender_thread, settings = self._sender_thread, self._settings
         sender_thread.check_usable()
+        error = sender_thread.do(self._wanted.take_error, topic)
+        if error is not None:
+            raise error
         try:
-            info = yield from self._described(topic, start_ns)
-        except UnknownTopicError:
-            if not sender_thread.connection.session.auto_create_topics:
+            try:
+                info = yield from self._described(topic, start_ns)
+            except UnknownTopicError:
+                if not sender_thread.connection.session.auto_create_topics:
+                    raise
+                info = yield from self._created(topic, schema_message, start_ns)
+        except (NotReachableError, RequestTimeoutError):
+            sender_thread.do(
+                self._wanted.want,
+                topic,
+                lambda: create_request(
+                    topic, schema_message=schema_message() if schema_message else None
+                ),
+            )
+            sender_thread.helper.wake()
+            if settings.max_block_ms:
                 raise
-            info = yield from self._created(topic, schema_message, start_ns)
+            raise self._not_known_yet(topic) from None
         check_partitioner(info, settings)
         route = sender_thread.do(self._adopt, info)
         if (
@@ -206,6 +226,21 @@ class ProducerMetadata:
         if known is not None:
             known.forget_keyless()
 
+    def _not_known_yet(self, topic: str) -> RequestTimeoutError:
+        """The error of a send that may not wait at all."""
+        connection = self._sender_thread.connection
+        state = (
+            ""
+            if connection.is_ready
+            else f", and no appliance at {connection.address} has answered yet"
+            f"{connection.peer_error_suffix()}"
+        )
+        return RequestTimeoutError(
+            f"topic {topic!r} is not known to this producer yet{state}. max_block_ms is 0, so "
+            "nothing was sent, and the topic is looked up meanwhile: send the record again in a "
+            "moment, or set max_block_ms to the time that a send may wait"
+        )
+
     def _described(self, topic: str, start_ns: int | None) -> Steps[TopicInfo]:
         answer = yield from self._call(Api.METADATA, {"topics": [topic]}, start_ns)
         return topics_from_metadata(answer, topic)[topic]
@@ -258,6 +293,10 @@ class ProducerMetadata:
     def _on_found(self, info: TopicInfo) -> None:
         """METADATA shows a topic that batches wait for."""
         self._adopt(info)
+
+    def _on_wanted(self, info: TopicInfo) -> None:
+        """METADATA shows a topic that no `send` could wait for. Raises InvalidSettingError."""
+        self.adopt(info)
 
     def _refreshed(self) -> list[str]:
         """The topics whose partitions and settings are looked up again by time."""

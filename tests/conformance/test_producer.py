@@ -5,12 +5,13 @@ both.
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from tailrace import Admin, Consumer, NewTopic
+from tailrace import Admin, Consumer, NewTopic, TopicPartition, embedded
 from tailrace.core.errors import (
     BufferExhaustedError,
     ClientClosedError,
@@ -307,3 +308,125 @@ def test_a_block_that_raises_ends_the_producer(
     with pytest.raises(LookupError):
         world.run(body())
     assert len(stored(appliance, made, 1)) == 1
+
+
+@WORLDS
+@pytest.mark.parametrize("is_frame", [False, True])
+def test_a_send_that_may_not_wait_says_so_and_finds_its_topic_later(
+    world: World, topic: str, is_frame: bool
+) -> None:
+    """`max_block_ms=0`: the topic is looked up, and created, behind the program's back."""
+    known = f"{topic}-known"
+    refusals: list[str] = []
+
+    async def body(address: str) -> None:
+        async with world.producer(address, max_block_ms=0) as producer:
+            for name in (known, topic):
+                while True:
+                    try:
+                        if is_frame:
+                            await (await producer.send_arrow(name, pa.table({"value": [b"x"]})))
+                        else:
+                            await (await producer.send(name, b"x"))
+                        break
+                    except RequestTimeoutError as error:
+                        refusals.append(str(error))
+                        await world.pause()
+
+    with embedded() as appliance:
+        with Admin(appliance.address) as admin:
+            admin.create_topics(NewTopic(known))
+        world.run(body(appliance.address))
+        for name in (known, topic):
+            assert len(stored(appliance, name, 1)) == 1
+    for refusal in refusals:
+        assert "is not known to this producer yet" in refusal
+        assert "send the record again in a moment" in refusal
+
+
+@WORLDS
+def test_a_send_that_may_not_wait_says_that_no_appliance_has_answered(world: World) -> None:
+    async def body() -> None:
+        async with world.producer(NOWHERE, max_block_ms=0) as producer:
+            with pytest.raises(
+                RequestTimeoutError, match=r"no appliance at .* has answered yet.*max_block_ms is 0"
+            ):
+                await producer.send("t", b"x")
+
+    world.run(body())
+
+
+@WORLDS
+def test_a_send_that_may_not_wait_learns_that_there_is_no_such_topic(
+    world: World, appliance: EmbeddedAppliance, topic: str
+) -> None:
+    async def body() -> None:
+        async with world.producer(appliance.address, max_block_ms=0) as producer:
+            while True:
+                try:
+                    await producer.send(topic, b"x")
+                except RequestTimeoutError:
+                    await world.pause()
+                except UnknownTopicError:
+                    break
+
+    world.run(body())
+
+
+@WORLDS
+def test_a_time_before_1970_is_refused(
+    world: World, appliance: EmbeddedAppliance, made: str
+) -> None:
+    async def body() -> None:
+        early = dt.datetime(1969, 12, 31, 23, 59, 59)
+        column = pa.array([dt.datetime(2020, 1, 1), early], pa.timestamp("us", "UTC"))
+        table = pa.table({"value": [b"a", b"b"], "timestamp": column})
+        async with world.producer(appliance.address) as producer:
+            calls: list[Callable[[], Any]] = [
+                lambda: producer.send(made, b"x", timestamp=-5),
+                lambda: producer.send(made, b"x", timestamp=-1),
+                lambda: producer.send(made, b"x", timestamp=early),
+                lambda: producer.send_arrow(made, table.select(["value"]), timestamp=early),
+                lambda: producer.send_arrow(made, table),
+                lambda: producer.send_arrow(made, table, key_column="value"),
+            ]
+            for call in calls:
+                with pytest.raises(InvalidRecordError, match="before 1970"):
+                    await call()
+            await (await producer.send(made, b"0", partition=0, timestamp=0))
+
+    world.run(body())
+    (record,) = stored(appliance, made, 1)
+    assert (record.value, record.timestamp) == (b"0", 0)
+
+
+@WORLDS
+def test_the_time_of_a_row_is_its_column_in_the_log_as_well(
+    world: World, appliance: EmbeddedAppliance, topic: str
+) -> None:
+    """Lookups by time and retention go by the batch's header, which `send` stamps."""
+    columns = [("timestamp", pa.timestamp("us", "UTC")), ("n", pa.int64())]
+    with Admin(appliance.address) as admin:
+        admin.create_topics(NewTopic(topic, schema=pa.schema(columns)))
+    times = [dt.datetime(year, 1, 1, tzinfo=dt.UTC) for year in (2100, 1950, 2090)]
+    milliseconds = [int(time.timestamp() * 1000) for time in times]
+
+    async def body() -> None:
+        async with world.producer(appliance.address, linger_ms=60_000) as producer:
+            handles = [
+                await producer.send(topic, {"timestamp": time, "n": number})
+                for number, time in enumerate(times)
+            ]
+            nameless = await producer.send(topic, {"n": 3})
+            await producer.flush()
+            assert [(await handle).timestamp for handle in handles] == milliseconds
+            assert (await nameless).timestamp == milliseconds[0], "the largest of its batch"
+
+    world.run(body())
+    records = stored(appliance, topic, 4)
+    assert [record.timestamp for record in records] == [*milliseconds, milliseconds[0]]
+    key = TopicPartition(topic, 0)
+    with Consumer(bootstrap=appliance.address) as consumer:
+        found = consumer.offsets_for_times({key: dt.datetime(2095, 1, 1)})[key]
+        assert found is not None
+        assert (found.offset, found.timestamp) == (0, milliseconds[0])

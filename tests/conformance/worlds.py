@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import inspect
+import time
 from collections.abc import AsyncIterator, Coroutine, Generator, Iterator
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from tailrace.aio import AsyncAdmin, AsyncProducer
 
 T = TypeVar("T")
 ENOUGH_S = 60
+PAUSE_S = 0.01
 
 
 class World:
@@ -35,6 +37,10 @@ class World:
 
     def run(self, body: Coroutine[Any, Any, T]) -> T:
         """Run a test's body."""
+        raise NotImplementedError
+
+    async def pause(self) -> None:
+        """Let the clients work for a moment, between two looks at the outside world."""
         raise NotImplementedError
 
     def producer(self, address: str, **settings: Any) -> Any:
@@ -53,6 +59,9 @@ class LoopWorld(World):
 
     def run(self, body: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(asyncio.wait_for(body, ENOUGH_S), debug=True)
+
+    async def pause(self) -> None:
+        await asyncio.sleep(PAUSE_S)
 
     def producer(self, address: str, **settings: Any) -> Any:
         return AsyncProducer(address, **settings)
@@ -75,6 +84,9 @@ class ThreadWorld(World):
         finally:
             body.close()
         raise AssertionError("the body of a test awaits what is no client's")
+
+    async def pause(self) -> None:
+        time.sleep(PAUSE_S)
 
     def producer(self, address: str, **settings: Any) -> Any:
         return Awaited(Producer(address, **settings))

@@ -342,8 +342,13 @@ class RecordAccumulator:
 
     def end_queue(self, queue: PartitionQueue, error: TailraceError) -> None:
         """Fail all batches of a partition."""
+        self._end_each(queue, lambda _batch: error)
+
+    def _end_each(
+        self, queue: PartitionQueue, error_of: Callable[[ProducerBatch], TailraceError]
+    ) -> None:
         for batch in queue.batches():
-            self.end(batch, None, error)
+            self.end(batch, None, error_of(batch))
         self.in_flight_count -= len(queue.in_flight)
         queue.clear()
 
@@ -359,6 +364,11 @@ class RecordAccumulator:
         """Fail all batches."""
         for queue in self.queues.values():
             self.end_queue(queue, error)
+
+    def end_each(self, error_of: Callable[[ProducerBatch], TailraceError]) -> None:
+        """Fail all batches, each with an error of its own."""
+        for queue in self.queues.values():
+            self._end_each(queue, error_of)
 
     # ---- after an interruption -------------------------------------------------------------------
 

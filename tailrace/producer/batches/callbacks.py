@@ -24,8 +24,6 @@ class Callbacks:
         self._lock = lock
         self._wake = wake
         self.due: list[DueCallback] = []
-        self.made_count = 0
-        """Changes with every call of callbacks."""
         self._callers: list[int] = []
         """The threads that are in `make`. An interrupted one may still be noted."""
 
@@ -59,9 +57,12 @@ class Callbacks:
                         self.due[:0] = left
                         self._wake()
                 with self._lock:
-                    self.made_count += 1
                     if me in self._callers:
                         self._callers.remove(me)
+
+    def is_called_here(self) -> bool:
+        """True if this thread is in a callback."""
+        return threading.get_ident() in self._callers
 
     def is_called_elsewhere(self) -> bool:
         """True if another thread is in a callback."""

@@ -86,6 +86,10 @@ class SenderThread:
             settings, self.now_ns, self.accumulator,
             self._flush_all, self._poll_for_room, self.helper.wake,
         )  # fmt: skip
+        self.is_closing = False
+        """`close` has begun: records are taken from callbacks alone, whose outcome it awaits."""
+        self.is_sealed = False
+        """`close` awaits the last outcomes: no more records are taken."""
         self.closed = False
         self.is_stopped = False
         """True once every batch is completed, the thread has ended, and descriptors are closed."""
@@ -116,9 +120,17 @@ class SenderThread:
             raise self.failure
 
     def check_may_add(self) -> None:
-        """Raise as `check_usable` does, or since no transaction is open."""
-        self.check_usable()
+        """Raise as `check_usable` does, while it is closing, or since no transaction is open."""
+        self._check_takes_records()
         self.sender.check_may_add()
+
+    def _check_takes_records(self) -> None:
+        self.check_usable()
+        if self.is_closing and (self.is_sealed or not self.callbacks.is_called_here()):
+            raise ClientClosedError(
+                "the producer is closed: its close() has begun and takes no more records, so this "
+                "one was not sent; end the threads and tasks that send before you close it"
+            )
 
     def check_transaction(self, number: int) -> None:
         """Raise InvalidTransactionError unless this transaction is still the last one."""
@@ -136,6 +148,23 @@ class SenderThread:
         fork.free_in_child(self.lock)
         self._driver_fd = -1
         self.helper.detach()
+
+    def begin_closing(self) -> None:
+        """Take no more records, except from callbacks. Batches that are open take some until they
+        close.
+        """
+        self.is_closing = True
+
+    def seal(self) -> None:
+        """Take no more records from callbacks either."""
+        self.is_closing = self.is_sealed = True
+
+    def seal_if_done(self) -> bool:
+        """`seal`, unless a record has no outcome or a callback is due."""
+        if self.accumulator.incomplete_count or self.callbacks:
+            return False
+        self.seal()
+        return True
 
     def stop(self) -> None:
         """Fail incomplete records with ClientClosedError, and end the thread and the socket."""
@@ -157,7 +186,7 @@ class SenderThread:
 
     def _stop(self) -> None:
         self.closed = True
-        self.accumulator.end_all(_closed_error())
+        self.accumulator.end_each(_closed_error_of)
         self.connection.process()
         self.connection.close()
         self.helper.wake()
@@ -167,7 +196,10 @@ class SenderThread:
         """Repair the state after an interrupted section."""
         if self.closed or self.forked or self.failure is not None:
             self.accumulator.rebuild(keeps_flight=True)
-            self.accumulator.end_all(self.failure or _closed_error())
+            if self.failure is not None:
+                self.accumulator.end_all(self.failure)
+            else:
+                self.accumulator.end_each(_closed_error_of)
         elif connection_is_torn:
             self.sender.restart()
         else:
@@ -275,7 +307,7 @@ class SenderThread:
         self.do(self.close_all)
 
     def _poll_for_room(self) -> None:
-        self.check_usable()
+        self._check_takes_records()
         self.do(self._pump, False)
 
     def ended(self, batches: Sequence[ProducerBatch], deadline_ns: int | None) -> Steps[bool]:
@@ -475,3 +507,16 @@ class SenderThread:
 
 def _closed_error() -> ClientClosedError:
     return ClientClosedError("the producer is closed")
+
+
+def _closed_error_of(batch: ProducerBatch) -> ClientClosedError:
+    """The error of a batch without an outcome. One that was sent twice may be stored even if it was
+    refused the second time.
+    """
+    if batch.was_sent or batch.attempts > 1:
+        return ClientClosedError(
+            "the producer was closed before this record was acknowledged: it may be stored, or not"
+        )
+    return ClientClosedError(
+        "the producer was closed before this record was sent: it is not stored"
+    )
