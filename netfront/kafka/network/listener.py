@@ -6,6 +6,10 @@ Invariants:
 - At most `connections_max` connections. Another one is closed when it is accepted.
 - The bytes of requests that all connections hold are at most UNSERVED_MAX_BYTES and one read. Above
   that the connection that holds the most is closed.
+- The bytes of responses that all connections hold are at most UNSENT_HARD_MAX_BYTES and one
+  response. Above that the connection is closed whose first response waits longest. Above
+  UNSENT_MAX_BYTES, where the front has others wait with their fetches, it is closed once that
+  waits for UNREAD_NS: clients that never read do not keep the others from reading.
 - At most STRANGERS_MAX connections are not let in yet: half a handshake of TLS, or no login. For
   one more the oldest of them is closed; each is after STRANGER_NS.
 - A request that is incomplete for INCOMPLETE_NS, and a connection that is silent for IDLE_NS, end
@@ -22,6 +26,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
+from netfront.fetch.fetch_progress import UNSENT_MAX_BYTES
 from netfront.kafka.network.connection import READ_BYTES, Connection, FrameError
 from shm.queues.doorbell import Doorbell
 
@@ -31,6 +36,8 @@ BACKLOG = 512
 ACCEPTED_AT_ONCE = 64
 EVENTS_AT_ONCE = 256
 UNSERVED_MAX_BYTES = 128 << 20
+UNSENT_HARD_MAX_BYTES = 256 << 20
+UNREAD_NS = 15_000_000_000
 SWEEP_NS = 5_000_000_000
 IDLE_NS = 600_000_000_000
 """Kafka's connections.max.idle.ms."""
@@ -111,6 +118,12 @@ class Listener:
         self._events: list[tuple[int, int]] = []
         self._dirty: dict[Connection, None] = {}
         """Connections with responses to send."""
+        self._unread: dict[Connection, int] = {}
+        """Connections that hold responses, and the time since which the first one of each waits;
+        the oldest first.
+        """
+        self._unsent_bytes = 0
+        self._now_ns = 0
         self._swept_ns = 0
         self._bell_fd = -1
         self.is_accepting = False
@@ -144,7 +157,7 @@ class Listener:
 
     def unsent_bytes(self) -> int:
         """Bytes of responses that all connections hold."""
-        return sum(connection.unsent_bytes for connection in self._dirty)
+        return self._unsent_bytes
 
     def wait(self, bell: Doorbell, timeout_ms: float | None, busy_ns: int) -> None:
         """Sleep until a socket or the doorbell is ready; poll for `busy_ns` before."""
@@ -166,6 +179,7 @@ class Listener:
         if not self._events:
             self._events = self._epoll.poll(0, EVENTS_AT_ONCE)
         events, self._events = self._events, []
+        self._now_ns = now_ns
         work = 0
         for fd, mask in events:
             if fd in self._listening:
@@ -302,6 +316,31 @@ class Listener:
             return
         if connection.queue_responses() or connection.is_ended:
             self._dirty[connection] = None
+            self._count_unsent(connection)
+            self._end_unread(UNSENT_HARD_MAX_BYTES, 0)
+
+    def _count_unsent(self, connection: Connection) -> None:
+        """Count what a connection holds now."""
+        self._unsent_bytes += connection.held_bytes - connection.counted_bytes
+        connection.counted_bytes = connection.held_bytes
+        if connection.held_bytes:
+            self._unread.setdefault(connection, self._now_ns)
+        else:
+            self._unread.pop(connection, None)
+
+    def _end_unread(self, bytes_max: int, age_ns: int) -> None:
+        """While all connections hold more bytes, close the one whose first response waits longest,
+        at least `age_ns`.
+        """
+        while self._unsent_bytes > bytes_max:
+            connection, since_ns = next(iter(self._unread.items()))
+            if self._now_ns - since_ns < age_ns:
+                return
+            self.refuse(
+                connection,
+                f"clients have not read {self._unsent_bytes} bytes of responses, this one's first "
+                "one waits longest",
+            )
 
     def flush(self) -> int:
         """Send what the sockets take. Return how many connections had something."""
@@ -315,11 +354,15 @@ class Listener:
         return len(dirty) - len(self._dirty)
 
     def _send(self, connection: Connection) -> None:
+        sent_count = connection.sent_count
         try:
             connection.send()
         except OSError as error:
             self._fail(connection, error)
             return
+        if connection.sent_count != sent_count:
+            self._unread.pop(connection, None)  # another one is the first now
+        self._count_unsent(connection)
         if connection.unsent_bytes:
             self._dirty[connection] = None
         elif connection.is_leaving and not connection.exchanges:
@@ -351,9 +394,11 @@ class Listener:
                 end(connection)
             except Exception as error:
                 self._on_error(f"kafka_connection_end={connection.address}", error)
+        self._count_unsent(connection)
 
     def _sweep(self, now_ns: int) -> None:
         self._swept_ns = now_ns
+        self._end_unread(UNSENT_MAX_BYTES, UNREAD_NS)
         for connection, accepted_ns in list(self._strangers.items()):
             if now_ns - accepted_ns > STRANGER_NS:
                 self.refuse(connection, "the client has not logged in for half a minute")

@@ -13,7 +13,13 @@ import pytest
 
 from netfront.kafka.network import listener as listener_module
 from netfront.kafka.network.connection import FRAMES_MAX, UNSENT_HIGH_BYTES, Connection, Exchange
-from netfront.kafka.network.listener import IDLE_NS, INCOMPLETE_NS, SWEEP_NS, Listener
+from netfront.kafka.network.listener import (
+    IDLE_NS,
+    INCOMPLETE_NS,
+    SWEEP_NS,
+    UNREAD_NS,
+    Listener,
+)
 
 SECOND_NS = 1_000_000_000
 REQUEST = struct.pack(">ihhih", 10, 3, 1, 7, -1)
@@ -28,15 +34,22 @@ class Peers:
         self.address = server.getsockname()
         self.answers = True
         self.ended: list[Connection] = []
+        self.made: list[Connection] = []
         self.begun = 0
+        self.miscounted = 0
+        """Requests that were begun while the listener did not know what all connections hold."""
         self.response = b"\0" * 8
         self.listener = Listener(
             [server], connections_max, self._begin, self.ended.append,
-            lambda _context, error: repr(error),
+            lambda _context, error: repr(error), self._connect,
         )  # fmt: skip
         self.listener.accept_connections()
         self.now_ns = SWEEP_NS
         self.clients: list[socket.socket] = []
+
+    def _connect(self, sock: socket.socket, address: str, now_ns: int, _number: int) -> Connection:
+        self.made.append(Connection(sock, address, now_ns))
+        return self.made[-1]
 
     def _begin(self, connection: Connection) -> None:
         """Answer at once, or never."""
@@ -45,6 +58,8 @@ class Peers:
                 return
             connection.take_frame()
             self.begun += 1
+            held = sum(made.held_bytes for made in self.connections())
+            self.miscounted += self.listener.unsent_bytes() != held
             exchange = Exchange(3, 1, 7, self.now_ns)
             connection.exchanges.append(exchange)
             if self.answers:
@@ -63,6 +78,10 @@ class Peers:
         self.now_ns += int(seconds * SECOND_NS)
         while self.listener.step(self.now_ns) + self.listener.flush():
             pass
+
+    def connections(self) -> list[Connection]:
+        """Those that are open."""
+        return [made for made in self.made if not made.is_closed]
 
     def is_answered(self, client: socket.socket) -> bool:
         client.sendall(REQUEST)
@@ -185,3 +204,65 @@ def test_the_one_that_holds_the_most_ends_when_all_hold_too_much(
         peers.step()
     assert len(peers.ended) == 1
     assert len(peers.listener) == 1
+
+
+def test_those_that_never_read_end_when_they_keep_others_from_reading(
+    peers: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that reads goes on, however long it has been there."""
+    monkeypatch.setattr(listener_module, "UNSENT_MAX_BYTES", 6 << 20)
+    peers.response = bytes(1 << 20)
+    reader, *deaf = (peers.connect() for _ in range(4))
+    for client in deaf:
+        client.sendall(REQUEST * 12)
+    peers.step()
+    held = peers.listener.unsent_bytes()
+    assert held > 6 << 20
+    peers.response = bytes(8)
+    peers.step(UNREAD_NS // SECOND_NS - 1)
+    assert peers.is_answered(reader)
+    assert peers.ended == []
+    assert peers.listener.unsent_bytes() == held
+    peers.step(2 * SWEEP_NS // SECOND_NS)
+    assert 0 < len(peers.ended) < len(deaf)
+    assert peers.listener.unsent_bytes() <= 6 << 20
+    assert peers.is_answered(reader)
+    peers.step(IDLE_NS // SECOND_NS // 2)
+    assert len(peers.listener) > 1
+
+
+def test_responses_of_all_connections_have_a_bound_also_while_they_are_sent(
+    peers: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was held by those whose responses were just being sent was not counted: each of their
+    next requests found room.
+    """
+    monkeypatch.setattr(listener_module, "UNSENT_HARD_MAX_BYTES", 8 << 20)
+    peers.response = bytes(1 << 20)
+    deaf = [peers.connect() for _ in range(6)]
+    for client in deaf:
+        client.sendall(REQUEST * 12)
+    peers.step()
+    assert peers.miscounted == 0
+    assert 0 < peers.listener.unsent_bytes() <= 8 << 20
+    assert 0 < len(peers.ended) < len(deaf)
+
+
+def test_a_client_that_reads_slowly_is_not_the_one_that_ends(
+    peers: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener_module, "UNSENT_MAX_BYTES", 4 << 20)
+    peers.response = bytes(1 << 20)
+    slow, deaf = peers.connect(), peers.connect()
+    for client in (slow, deaf):
+        client.sendall(REQUEST * 10)
+        peers.step()
+    for _ in range(6):
+        left = 1 << 20
+        while left:
+            left -= len(slow.recv(left))
+            peers.step()
+        peers.step(10)
+    assert len(peers.ended) == 1
+    assert deaf.recv(1 << 30)
+    assert slow.recv(1)

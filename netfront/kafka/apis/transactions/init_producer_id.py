@@ -17,6 +17,10 @@ from tailrace.protocol.frame import Api
 def init_producer_id(call: Call) -> Steps:
     """Give a producer id and epoch."""
     request = call.request
+    if (request.get("producer_id", -1) == -1) != (request.get("producer_epoch", -1) == -1):
+        raise RefusedError(
+            KafkaError.INVALID_REQUEST, "give a producer's id and its epoch, or neither"
+        )
     if request["transactional_id"] is not None:
         return (yield from init_transactions(call))
     asked: dict[str, Any] = {}
