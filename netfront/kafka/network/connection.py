@@ -108,11 +108,11 @@ class Connection:
         self.incomplete_since_ns = 0
         """Time when an incomplete request began; 0: there is none."""
         self.unsent_bytes = 0
-        self.held_bytes = 0
+        self.retained_bytes = 0
         """Bytes of responses that have not left as a whole: each keeps all its memory until then.
         """
         self.counted_bytes = 0
-        """Those of `held_bytes` that the listener has counted."""
+        """Those of `retained_bytes` that the listener has counted."""
         self.sent_count = 0
         """Responses that have left as a whole."""
         self.unserved_bytes = 0
@@ -236,7 +236,7 @@ class Connection:
             if response:
                 self._outgoing.append(memoryview(response))
                 self.unsent_bytes += len(response)
-                self.held_bytes += len(response)
+                self.retained_bytes += len(response)
         return count
 
     def send(self) -> None:
@@ -255,7 +255,7 @@ class Connection:
                     return
                 sent -= len(first)
                 self._outgoing.popleft()
-                self.held_bytes -= memoryview(first.obj).nbytes
+                self.retained_bytes -= memoryview(first.obj).nbytes
                 self.sent_count += 1
 
     def close(self) -> None:
@@ -265,7 +265,7 @@ class Connection:
         self._outgoing.clear()
         self._incoming.clear()
         self.frames.clear()
-        self.unsent_bytes = self.unserved_bytes = self.held_bytes = 0
+        self.unsent_bytes = self.unserved_bytes = self.retained_bytes = 0
         exchanges, self.exchanges = self.exchanges, deque()
         failed: Exception | None = None
         for exchange in exchanges:

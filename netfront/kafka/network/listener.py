@@ -321,9 +321,9 @@ class Listener:
 
     def _count_unsent(self, connection: Connection) -> None:
         """Count what a connection holds now."""
-        self._unsent_bytes += connection.held_bytes - connection.counted_bytes
-        connection.counted_bytes = connection.held_bytes
-        if connection.held_bytes:
+        self._unsent_bytes += connection.retained_bytes - connection.counted_bytes
+        connection.counted_bytes = connection.retained_bytes
+        if connection.retained_bytes:
             self._unread.setdefault(connection, self._now_ns)
         else:
             self._unread.pop(connection, None)

@@ -58,7 +58,7 @@ class Peers:
                 return
             connection.take_frame()
             self.begun += 1
-            held = sum(made.held_bytes for made in self.connections())
+            held = sum(made.retained_bytes for made in self.connections())
             self.miscounted += self.listener.unsent_bytes() != held
             exchange = Exchange(3, 1, 7, self.now_ns)
             connection.exchanges.append(exchange)
