@@ -66,13 +66,18 @@ class DisturbedAppliance:
         """As users stop it; the exit status."""
         return self._appliance.stop()
 
-    def disturb_until(self, is_over: Callable[[], bool]) -> None:
-        """Make one fault after the other, with a random pause before each, until `is_over`."""
+    def disturb_until(
+        self, is_over: Callable[[], bool], is_behind: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Make one fault after the other, with a random pause before each, until `is_over`. While
+        the appliance `is_behind` there are none.
+        """
         while not is_over():
             time.sleep(
                 self._rng.uniform(0.1, 1.5)
             )  # a load, not a synchronisation: the pause between two faults
-            self.disturb()
+            if not is_behind():
+                self.disturb()
 
     def disturb(self) -> None:
         """Make one fault."""

@@ -80,13 +80,19 @@ class TortureBase(Generic[CountsT]):
         raised.
         """
         try:
-            self.appliance.disturb_until(lambda: bool(self._errors) or enough(self.counts))
+            self.appliance.disturb_until(
+                lambda: bool(self._errors) or enough(self.counts), self.is_behind
+            )
         finally:
             self._stop.set()
             for thread in threads:
                 thread.join()
         if self._errors:
             raise self._errors[0]
+
+    def is_behind(self) -> bool:
+        """True while the appliance must get through its work before the next fault."""
+        return False
 
     def run(self, enough: Enough[CountsT]) -> CountsT:
         """Disturb until `enough`, then check. Raises AssertionError."""
