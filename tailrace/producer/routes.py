@@ -15,7 +15,7 @@ from time import time_ns
 from typing import Any
 
 from tailrace.client.config.settings import ProducerSettings
-from tailrace.client.connections.steps import Steps
+from tailrace.client.connections.steps import Steps, Wait
 from tailrace.client.topics.new_topic import create_request
 from tailrace.client.topics.topic_metadata import TopicInfo, topics_from_metadata
 from tailrace.core.error_codes import ErrorCode
@@ -36,6 +36,9 @@ from tailrace.producer.record_validation import Delay
 from tailrace.producer.sending.sender_thread import SenderThread
 from tailrace.protocol.frame import Api
 
+NS_PER_MS = 1_000_000
+SHOWN_INTERVAL_NS = 10 * NS_PER_MS
+"""Time between two looks at a topic that was created."""
 STACK_DEPTH = 9
 """Frames between the caller of `send` and `ProducerMetadata.load`, for warnings."""
 _ANY: Owners = bytes(SLOT_COUNT)
@@ -117,8 +120,8 @@ class ProducerMetadata:
         self._topic_recreation = sender_thread.sender.topic_recreation
         self._topic_recreation.on_found = self._on_found
         self._topic_recreation.on_abandoned = self.forget
-        self._wanted = sender_thread.sender.wanted_topics
-        self._wanted.on_found = self._on_wanted
+        self._lookups = sender_thread.sender.topic_lookups
+        self._lookups.on_found = self._on_lookup
         sender_thread.sender.on_schema_altered = self._on_altered
         sender_thread.sender.metadata_refresh.topics = self._refreshed
         sender_thread.sender.metadata_refresh.on_described = self._on_described
@@ -148,7 +151,7 @@ class ProducerMetadata:
             raise InvalidRecordError(f"topic is {topic!r:.100}; it must be text")
         sender_thread, settings = self._sender_thread, self._settings
         sender_thread.check_usable()
-        error = sender_thread.do(self._wanted.take_error, topic)
+        error = sender_thread.do(self._lookups.take_error, topic)
         if error is not None:
             raise error
         try:
@@ -160,7 +163,7 @@ class ProducerMetadata:
                 info = yield from self._created(topic, schema_message, start_ns)
         except (NotReachableError, RequestTimeoutError):
             sender_thread.do(
-                self._wanted.want,
+                self._lookups.begin,
                 topic,
                 lambda: create_request(
                     topic, schema_message=schema_message() if schema_message else None
@@ -248,13 +251,25 @@ class ProducerMetadata:
     def _created(
         self, topic: str, schema_message: Callable[[], bytes] | None, start_ns: int | None
     ) -> Steps[TopicInfo]:
-        """Create the topic, on an appliance that allows it (an embedded one)."""
+        """Create the topic, on an appliance that allows it (an embedded one), and wait until it is
+        shown. Another client may have created it a moment before.
+        """
+        now_ns = self._sender_thread.now_ns
+        start_ns = now_ns() if start_ns is None else start_ns
         request = create_request(topic, schema_message=schema_message() if schema_message else None)
         answer = yield from self._call(Api.CREATE_TOPICS, {"topics": [request]}, start_ns)
         for result in answer["results"]:
             if result["code"] not in (ErrorCode.OK, ErrorCode.TOPIC_EXISTS):
                 raise error_for(ErrorCode(result["code"]), result.get("message", ""))
-        return (yield from self._described(topic, start_ns))
+        while True:
+            try:
+                return (yield from self._described(topic, start_ns))
+            except UnknownTopicError:
+                if now_ns() >= start_ns + self._settings.max_block_ms * NS_PER_MS:
+                    raise RequestTimeoutError(
+                        f"topic {topic!r} was created, and the appliance does not show it yet"
+                    ) from None
+            yield Wait(now_ns() + SHOWN_INTERVAL_NS)
 
     def _adopt(self, info: TopicInfo) -> TopicRoute:
         """Make the route by METADATA. Queues of the same topic id stay. The batches of a deleted
@@ -294,7 +309,7 @@ class ProducerMetadata:
         """METADATA shows a topic that batches wait for."""
         self._adopt(info)
 
-    def _on_wanted(self, info: TopicInfo) -> None:
+    def _on_lookup(self, info: TopicInfo) -> None:
         """METADATA shows a topic that no `send` could wait for. Raises InvalidSettingError."""
         self.adopt(info)
 

@@ -31,7 +31,7 @@ from tailrace.producer.sending.batch_outcomes import BatchOutcomes
 from tailrace.producer.sending.in_flight_requests import Entry, InFlightRequest, InFlightRequests
 from tailrace.producer.sending.metadata_refresh import MetadataRefresh
 from tailrace.producer.sending.producer_id import Identity, MakeIdentity, ProducerIdAndEpoch
-from tailrace.producer.sending.wanted_topics import WantedTopics
+from tailrace.producer.sending.topic_lookups import TopicLookups
 from tailrace.producer.topic_changes.slot_map_change import SlotMapChange
 from tailrace.producer.topic_changes.topic_recreation import TopicRecreation
 from tailrace.protocol.credit_messages import encode_credit
@@ -96,7 +96,7 @@ class Sender:
         self.on_schema_altered: Callable[[TopicInfo], None] = lambda _info: None
         """Called with a topic whose batches are converted to its newest schema."""
         self.metadata_refresh = MetadataRefresh(connection, settings.metadata_max_age_ms)
-        self.wanted_topics = WantedTopics(connection)
+        self.topic_lookups = TopicLookups(connection)
         self._encoder = BatchEncoder(settings, accumulator)
         self._outcomes = BatchOutcomes(
             settings, runtime, connection, accumulator, self._identity,
@@ -167,7 +167,7 @@ class Sender:
         if self._schema_change is not None:
             self._schema_change.restart()
         self.metadata_refresh.restart()
-        self.wanted_topics.restart()
+        self.topic_lookups.restart()
         self._slow_check_at_ns = 0
 
     @property
@@ -240,8 +240,8 @@ class Sender:
             self.slot_map_change.step(now_ns)
         if self.topic_recreation.is_waiting:
             self.topic_recreation.step(now_ns)
-        if self.wanted_topics.is_waiting:
-            self.wanted_topics.step(now_ns)
+        if self.topic_lookups.is_waiting:
+            self.topic_lookups.step(now_ns)
         if self._schema_change is not None and self._schema_change.is_waiting:
             self._schema_change.step(now_ns)
         if self._identity.is_missing:

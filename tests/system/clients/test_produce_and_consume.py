@@ -18,7 +18,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from tailrace import Admin, Consumer, NewTopic, Producer
+from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tailrace.client.records.partitioners import partition_for_key
 from tailrace.core.errors import (
     InvalidRecordError,
@@ -432,3 +432,36 @@ def test_first_records_come_without_pandas_being_loaded(
         b"False\n",
         b"",
     )  # members that load it hold partitions meanwhile which they do not read
+
+
+def test_producers_that_make_one_topic_at_once_all_send_to_it() -> None:
+    """All but one are told that it exists already, perhaps before their front shows it."""
+    count, rounds = 6, 8
+    running = start_embedded()
+    try:
+        producers = [Producer(running.address, linger_ms=0) for _ in range(count)]
+        together = threading.Barrier(count)
+        errors: list[BaseException] = []
+
+        def send(producer: Producer) -> None:
+            try:
+                for number in range(rounds):
+                    together.wait(HANG_LIMIT_S)
+                    producer.send(f"t{number}", b"x").result(60)
+            except BaseException as error:
+                errors.append(error)
+                together.abort()
+
+        threads = [threading.Thread(target=send, args=(producer,)) for producer in producers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(HANG_LIMIT_S)
+        for producer in producers:
+            producer.close()
+        assert errors == []
+        with Consumer(bootstrap=running.address) as consumer:
+            for number in range(rounds):
+                assert consumer.highwater(TopicPartition(f"t{number}", 0)) == count
+    finally:
+        assert running.stop() == 0

@@ -6,9 +6,9 @@ topic. So the sender looks it up, and creates it where the appliance allows that
 Owner: a Producer, under its lock.
 Invariants:
 - At most one request is pending.
-- A topic is wanted until a response says that it is there, or why it is not. Only the next `send`
-  to it gets that error.
-- At most WANTED_MAX topics are remembered. The next `send` to another one wants it again.
+- A topic is looked up until a response says that it is there, or why it is not. Only the next
+  `send` to it gets that error.
+- At most LOOKUPS_MAX topics are remembered. The next `send` to another one begins its lookup anew.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from tailrace.protocol.frame import Api
 from tailrace.protocol.json_messages import decode_json, encode_json
 from tailrace.protocol.session import Response
 
-WANTED_MAX = 100
+LOOKUPS_MAX = 100
 RETRY_INTERVAL_NS = 100_000_000
 Creation = Callable[[], dict[str, Any]]
 """Makes the entry of CREATE_TOPICS that creates a topic."""
 
 
-class WantedTopics:
+class TopicLookups:
     """The topics, and what became of them."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._wanted: dict[str, Creation] = {}
+        self._pending: dict[str, Creation] = {}
         self._missing: dict[str, Creation] = {}
         """Those that are to be created."""
         self._created: set[str] = set()
@@ -44,17 +44,19 @@ class WantedTopics:
         self._is_asked = False
         self._ask_at_ns = 0
         self.on_found: Callable[[TopicInfo], None] = lambda _info: None
-        """Called with the METADATA of a wanted topic. Raises TailraceError if it cannot be used."""
+        """Called with the METADATA of a topic that was found. Raises TailraceError if it cannot be
+        used.
+        """
 
     @property
     def is_waiting(self) -> bool:
-        """True if a topic is wanted."""
-        return bool(self._wanted)
+        """True if a topic is looked up."""
+        return bool(self._pending)
 
-    def want(self, topic: str, creation: Creation) -> None:
+    def begin(self, topic: str, creation: Creation) -> None:
         """Look a topic up."""
-        if len(self._wanted) < WANTED_MAX:
-            self._wanted.setdefault(topic, creation)
+        if len(self._pending) < LOOKUPS_MAX:
+            self._pending.setdefault(topic, creation)
 
     def take_error(self, topic: str) -> TailraceError | None:
         """Why the topic is not there, once."""
@@ -76,7 +78,7 @@ class WantedTopics:
             )
         else:
             self._is_asked = self._connection.request(
-                Api.METADATA, [encode_json({"topics": [*self._wanted]})], self._on_described
+                Api.METADATA, [encode_json({"topics": [*self._pending]})], self._on_described
             )
 
     def _on_created(self, response: Response | None) -> None:
@@ -93,7 +95,7 @@ class WantedTopics:
     def _on_described(self, response: Response | None) -> None:
         for described in self._answered(response, "topics"):
             topic = str(described.get("name"))
-            if topic not in self._wanted:
+            if topic not in self._pending:
                 continue
             try:
                 self.on_found(topics_from_metadata({"topics": [described]}, topic)[topic])
@@ -101,7 +103,7 @@ class WantedTopics:
                 if topic in self._created:
                     continue  # its front shows it in a moment
                 if self._connection.session.auto_create_topics:
-                    self._missing[topic] = self._wanted[topic]
+                    self._missing[topic] = self._pending[topic]
                 else:
                     self._end(topic, error)
             except TailraceError as error:
@@ -122,13 +124,13 @@ class WantedTopics:
             return list(decode_json(response.body[0])[name])
         except (TailraceError, IndexError, KeyError, TypeError) as problem:
             error = problem if isinstance(problem, TailraceError) else None
-        for topic in [*self._wanted]:
+        for topic in [*self._pending]:
             self._end(topic, error or UnknownTopicError(f"topic {topic!r} was not described"))
         return []
 
     def _end(self, topic: str, error: TailraceError | None) -> None:
-        self._wanted.pop(topic, None)
+        self._pending.pop(topic, None)
         self._missing.pop(topic, None)
         self._created.discard(topic)
-        if error is not None and len(self._errors) < WANTED_MAX:
+        if error is not None and len(self._errors) < LOOKUPS_MAX:
             self._errors[topic] = error
