@@ -327,7 +327,9 @@ def context_of(appliance: EmbeddedAppliance, admin: Admin, user: str, topic: str
 
 
 def tenants(found: Figures) -> None:
-    """The flooding one is at its quotas of bytes and requests, over several connections."""
+    """The flooding one is at its quotas of bytes and requests, over several connections. It begins
+    with a second's amount in hand, so it uses more than its rate in a few seconds.
+    """
     with running(**{"security.enabled": "true"}) as appliance:
         with Admin(administrator(appliance)) as admin:
             admin.create_topics([NewTopic(name, configs=CONFIGS) for name in ("quiet", "flood")])
