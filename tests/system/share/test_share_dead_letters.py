@@ -21,6 +21,7 @@ from tailrace import (
 )
 from tailrace.core.topic_names import dead_letter_name
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tests.kit import cli
 from tests.kit.appliances import damaged_topics
 from tests.kit.members.queues import LONG_MS, fill, fits, make, read, share, start_offset, take
 
@@ -282,3 +283,19 @@ def test_a_dead_letter_that_is_refused_is_counted_and_said_once(
         assert consumer.metrics()["dead_letters_failed"] == 9
     assert caplog.text.count("share_dead_letter_not_written") == 1
     assert "set dead.letter.topic to another one" in caplog.text
+
+
+def test_a_redrive_of_the_topic_itself_names_the_topic_of_its_dead_letters(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    make(appliance, topic, 2)
+    with share(appliance, topic) as consumer:
+        for record in take(consumer, 2):
+            consumer.acknowledge(record, "reject")
+        consumer.commit()
+    letters = dead_letter_name(topic)
+    hint = f"the dead letters of {topic} are in {letters}"
+    assert hint in cli.run(appliance, "topic", "redrive", topic).stderr.decode()
+    answer = cli.run(appliance, "topic", "redrive", letters).stderr.decode()
+    assert "2 records sent again" in answer
+    assert "the dead letters of" not in answer

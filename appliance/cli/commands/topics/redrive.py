@@ -6,6 +6,7 @@ import click
 
 from appliance.cli.options.shared import bootstrap_option, complete_topics, connect, json_option
 from appliance.cli.output import counted, echo, print_json, progress
+from tailrace.core.topic_names import dead_letter_name
 
 
 @click.command()
@@ -26,7 +27,9 @@ def redrive(name: str, to: str | None, bootstrap: str, as_json: bool) -> None:
     """
     from appliance.observe.console.redrive import redrive as send_again
 
+    letters = dead_letter_name(name)
     with connect(bootstrap) as admin:
+        has_letters = letters in admin.list_topics()
         count = sum(
             partition["records"] or 0
             for partition in admin.describe_topics([name])[name]["partitions"]
@@ -39,3 +42,5 @@ def redrive(name: str, to: str | None, bootstrap: str, as_json: bool) -> None:
     echo(f"{counted(done.sent, 'record')} sent again")
     if done.skipped:
         echo(f"{counted(done.skipped, 'record')} left: without a value or an origin")
+    if has_letters and not done.sent:
+        echo(f"the dead letters of {name} are in {letters}: `tailrace topic redrive {letters}`")
