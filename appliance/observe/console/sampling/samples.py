@@ -17,7 +17,7 @@ from typing import Any
 from appliance.observe.console.sampling.latencies import Counts, counts_of
 from appliance.observe.process_states import ProcessState
 from tailrace.admin.admin import Admin
-from tailrace.core.errors import TailraceError
+from tailrace.core.errors import StorageError, TailraceError
 from tailrace.core.topic_partition import TopicPartition
 
 GROUPS_MAX = 100
@@ -78,7 +78,8 @@ def take(
     groups: Mapping[str, GroupTotals] | None,
 ) -> Sample:
     """Ask a front. `may_ask_groups`: their process runs (a request would start it). `groups`: a
-    former sample's, to be kept; None: sample them now. Never raises TailraceError.
+    former sample's, to be kept; None: sample them now. Where the database of groups cannot be
+    used, `cluster` has `groups_error`. Never raises TailraceError.
     """
     now_ns, time_ms = time.monotonic_ns(), time.time_ns() // 1_000_000
     rows = [process_row(process) for process in processes]
@@ -94,8 +95,11 @@ def take(
         delays = admin.describe_delays()
         transactions: Mapping[str, Any] = {}
         if may_ask_groups():
-            groups = _groups(admin) if groups is None else groups
-            transactions = admin.transaction_totals()
+            try:
+                groups = _groups(admin) if groups is None else groups
+                transactions = admin.transaction_totals()
+            except StorageError as error:  # what does not need groups is served
+                cluster["groups_error"] = error.detail
     except TailraceError as error:
         return Sample(now_ns, time_ms, processes=rows, durations=durations, error=str(error))
     return Sample(

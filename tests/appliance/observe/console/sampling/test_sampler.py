@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,11 @@ from appliance.observe.console.sampling.samples import (
     Sample,
     TopicTotals,
     rates,
+    take,
     topic_totals,
 )
+from tailrace.core.errors import StorageError
+from tailrace.core.topic_partition import TopicPartition
 from tests.kit.processes import HANG_LIMIT_S
 
 NS = 1_000_000_000
@@ -30,6 +34,37 @@ def test_a_rate_is_what_was_appended_between_two_samples() -> None:
     assert rates(before, after) == {"a": 10.0, "b": 0.0, "c": 0.0}
     assert rates(None, after) == {"a": 0.0, "b": 0.0, "c": 0.0}
     assert rates(after, sample(3 * NS, {"a": 1}))["a"] == 0.0  # the topic was made again
+
+
+class WithoutGroups:
+    """An administrator's client of an appliance whose groups.db is damaged."""
+
+    def partition_counts(self, *, internal: bool) -> dict[str, int]:
+        assert internal
+        return {"a": 1}
+
+    def offsets(self, partitions: dict[TopicPartition, str]) -> dict[TopicPartition, Any]:
+        row = {"beginning": 0, "end": 1, "high_watermark": 1, "size_bytes": 9, "segments": 1}
+        return {
+            key: {"topic": key.topic, "code": 0, "state": "ONLINE", **row} for key in partitions
+        }
+
+    def describe_cluster(self) -> dict[str, Any]:
+        return {"cluster_id": "x"}
+
+    def describe_delays(self) -> list[dict[str, Any]]:
+        return []
+
+    def list_groups(self) -> dict[str, Any]:
+        raise StorageError("groups.db cannot be used")
+
+
+def test_a_sample_has_all_but_groups_where_their_database_cannot_be_used() -> None:
+    admin: Any = WithoutGroups()
+    taken = take(admin, [], lambda: True, None)
+    assert not taken.error
+    assert list(taken.topics) == ["a"]
+    assert taken.cluster == {"cluster_id": "x", "groups_error": "groups.db cannot be used"}
 
 
 def test_the_partitions_of_a_topic_are_summed_and_those_with_an_error_left_out() -> None:
