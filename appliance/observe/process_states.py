@@ -28,7 +28,10 @@ _MEASURES = {
     Role.FLUSHER: (Measure.SYNC,),
     Role.GROUPS: (Measure.COMMIT,),
 }
-LOST_DISK_ADVICE = "mount it again, then run: tailrace topic online TOPIC"
+LOST_DISK_ADVICE = (
+    "mount it again, then run: tailrace topic online TOPIC; if it is lost for good, stop the "
+    "appliance and run: tailrace disk replace"
+)
 FULL_DISK_ADVICE = (
     "free some space, lower retention.ms or retention.bytes, or run tailrace topic delete-records"
 )
