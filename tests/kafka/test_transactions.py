@@ -469,3 +469,34 @@ def test_an_end_whose_answer_was_lost_is_repeated(
                     Owner(other, name, 2)
                 assert client.ask(END, 5, asked)["error_code"] == KafkaError.PRODUCER_FENCED
     assert committed(appliance, name, 3) == [b"1", b"next", b"next"]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_offset_that_cannot_be_committed_is_refused_before_the_commit(
+    appliance: EmbeddedAppliance, gateway: str, version: int
+) -> None:
+    """The commit was refused for it, with an error that ends a producer of Java, and the group had
+    pending offsets until the transaction's timeout.
+    """
+    topic, group = f"odd-offsets-{version}", f"g-odd-offsets-{version}"
+    topic_id = make(appliance, topic)
+    with owner(gateway, topic, version) as one, RawKafka(gateway) as client:
+        assert one.write(topic, topic_id, b"0") == 0
+        wait_until(
+            lambda: one.send_offset(group, topic, 1) == KafkaError.NONE, "the record is durable"
+        )
+        for offset in (-1, -5, 2, 2**63 - 1):
+            assert one.send_offset(group, topic, offset) == KafkaError.OFFSET_OUT_OF_RANGE
+        for name in ("", "x" * 300):
+            assert one.send_offset(name, topic, 0) == KafkaError.INVALID_GROUP_ID
+        assert one.end(True) == 0
+        wait_until(lambda: offset_of(client, group, topic) == (1, 0), "the offset is committed")
+
+
+def test_a_producers_id_comes_with_its_epoch(gateway: str) -> None:
+    with RawKafka(gateway) as client:
+        for name in (None, "half"):
+            for producer_id, epoch in ((5, -1), (-1, 5)):
+                asked = {"transactional_id": name, "transaction_timeout_ms": MINUTE_MS,
+                         "producer_id": producer_id, "producer_epoch": epoch}  # fmt: skip
+                assert client.ask(INIT, 5, asked)["error_code"] == KafkaError.INVALID_REQUEST

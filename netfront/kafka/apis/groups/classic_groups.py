@@ -35,9 +35,14 @@ LEASE_RENEWED_NS = 10_000 * MS
 REBALANCE_MAX_MS = 3_600_000
 
 
+def is_group_name(name: str) -> bool:
+    """False for a name that no group can have."""
+    return 1 <= len(name) <= GROUP_NAME_MAX
+
+
 def check_group_name(name: str) -> None:
     """Raises RefusedError for a name that no group can have."""
-    if not 1 <= len(name) <= GROUP_NAME_MAX:
+    if not is_group_name(name):
         raise RefusedError(
             KafkaError.INVALID_GROUP_ID, f"a group id has 1 to {GROUP_NAME_MAX} characters"
         )

@@ -16,11 +16,13 @@ VERSION_2_END = 5
 MS = 1_000_000
 COMMIT_PENDING_MS = 60_000
 """The least time for which a requested commit keeps its offsets pending."""
-MEMBER_ERRORS = (
+OFFSET_ERRORS = (
     ErrorCode.UNKNOWN_GROUP, ErrorCode.UNKNOWN_MEMBER, ErrorCode.FENCED_MEMBER,
-    ErrorCode.PARTITION_NOT_OWNED,
+    ErrorCode.PARTITION_NOT_OWNED, ErrorCode.OFFSET_OUT_OF_RANGE,
 )  # fmt: skip
-"""The member whose offsets a transaction has is no member any more, or has lost a partition."""
+"""The member whose offsets a transaction has is no member any more, or has lost a partition; or the
+log has lost its end.
+"""
 OUTCOMES = (ErrorCode.OK, ErrorCode.TRANSACTION_ABORTED, ErrorCode.INVALID_TRANSACTION)
 """Answers that may have the outcome of a transaction and the next one's producer id and epoch."""
 
@@ -68,7 +70,7 @@ def end_transaction(call: Call) -> Steps:
         raise RefusedError(aborted_error(found))
     if answer.code is ErrorCode.PRODUCER_FENCED:
         raise RefusedError(fenced(call.version, 2), answer.sentence)
-    if answer.code in MEMBER_ERRORS and found.is_version_2:
+    if answer.code in OFFSET_ERRORS and found.is_version_2:
         raise RefusedError(KafkaError.TRANSACTION_ABORTABLE, answer.sentence)
     raise RefusedError(coordinator_error(answer.code), answer.sentence)
 

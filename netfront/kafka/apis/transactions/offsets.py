@@ -2,6 +2,8 @@
 
 Invariants:
 - The producer keeps offsets after the coordinator has them. All others are refused and forgotten.
+- What the commit would refuse for itself is refused here: a group that cannot be, an offset beyond
+  the log, long metadata. A refusal at the commit leaves the transaction open.
 - Of a producer one request waits for the coordinator, whose text has the offsets of all before it.
 """
 
@@ -11,8 +13,13 @@ from typing import Any
 
 from netfront.kafka.apis.call import Call
 from netfront.kafka.apis.cluster.leader_epochs import OF_DELETED
-from netfront.kafka.apis.groups.classic_groups import commit_error, has_members, is_possible_member
-from netfront.kafka.apis.groups.group_offsets import is_of_deleted_topic, our_epoch
+from netfront.kafka.apis.groups.classic_groups import (
+    commit_error,
+    has_members,
+    is_group_name,
+    is_possible_member,
+)
+from netfront.kafka.apis.groups.group_offsets import METADATA_MAX, is_of_deleted_topic, our_epoch
 from netfront.kafka.apis.shared_state import producers_of
 from netfront.kafka.apis.transactions.end import MS
 from netfront.kafka.apis.transactions.owner import aborted_error, fenced, producer_or_error
@@ -30,6 +37,8 @@ def commit_offsets(call: Call) -> Steps:
     """TxnOffsetCommit: keep offsets until the transaction is committed."""
     request, group = call.request, call.request["group_id"]
     error, found = yield from producer_or_error(call, 99)
+    if error is KafkaError.NONE and not is_group_name(group):
+        error = KafkaError.INVALID_GROUP_ID
     committer = Committer(  # behind the question: members may have come or gone meanwhile
         request.get("member_id") or "", request.get("generation_id", -1),
         not has_members(call.services, group),
@@ -128,12 +137,15 @@ def _keep_offset(
     route = call.services.routes.find_by_name(*place)
     if route is None:
         return KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+    offset, metadata = partition["committed_offset"], partition["committed_metadata"] or ""
+    if len(metadata.encode("utf-8", "replace")) > METADATA_MAX:
+        return KafkaError.OFFSET_METADATA_TOO_LARGE
+    end = call.services.front.log_bounds.shown_offsets(route)[1]
+    if offset < 0 or 0 <= end < offset:
+        return KafkaError.OFFSET_OUT_OF_RANGE
     epoch = our_epoch(call, place, partition)
     if epoch == OF_DELETED or is_of_deleted_topic(call, place, committer.member_id):
         return KafkaError.ILLEGAL_GENERATION  # its consumer joins again, and asks where to begin
-    entry = [
-        *place, partition["committed_offset"], epoch, partition["committed_metadata"] or "",
-        route.topic_id.hex(),
-    ]  # fmt: skip
+    entry = [*place, offset, epoch, metadata, route.topic_id.hex()]
     is_kept = offsets.keep(call.request["group_id"], committer, place, entry)
     return KafkaError.NONE if is_kept else KafkaError.INVALID_REQUEST
