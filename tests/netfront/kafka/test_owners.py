@@ -22,6 +22,7 @@ from shm.runtime.timing_wheel import TimingWheel
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
 
+LOG_END = 1_000
 MS = 1_000_000
 DENIED = KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 SETTINGS = {
@@ -40,9 +41,11 @@ class Gateway:
         self.open: list[Any] = []
         """Requests whose connections are open."""
         route = SimpleNamespace(topic_id=b"t" * 16)
+        bounds = SimpleNamespace(shown_offsets=lambda _route: (0, LOG_END))
         self.services: Any = SimpleNamespace(
             state={}, now_ns=MS, settings=SETTINGS, timers=TimingWheel(0),
             routes=SimpleNamespace(find_by_name=lambda _topic, _partition: route),
+            front=SimpleNamespace(log_bounds=bounds),
         )  # fmt: skip
         self.producer = TransactionalProducer(7, 3, 1, timeout_ms=1_000, user="a")
         services: Any = self.services
