@@ -79,6 +79,7 @@ A dangling link fails each time.
 EHWPOISON = 133
 _UNREADABLE = (errno.EFAULT, EHWPOISON)
 """Errors of MADV_POPULATE_READ for a page that disk or memory cannot read."""
+_NOT_LISTED: tuple[int, dict[int, str], list[int]] = (-1, {}, [])
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
@@ -116,6 +117,7 @@ class LocalSource:
         self.directory = directory
         self.known = known
         self.key = TopicPartition(known.topic, known.partition)
+        self._listing = _NOT_LISTED
         self._headers_only = headers_only
         self._with_offsets = with_offsets
         self._schemas = {message: from_message(message) for message in known.schemas.values()}
@@ -142,6 +144,16 @@ class LocalSource:
             for base in segment_bases(names, suffix)
         }
 
+    def _listed(self) -> tuple[dict[int, str], list[int]]:
+        """The segments and their bases in order. The directory is listed again when names in it
+        have changed: it may have thousands. Raises OSError.
+        """
+        changed_ns = os.stat(self.directory).st_mtime_ns
+        if self._listing[0] != changed_ns:
+            bases = self.bases()
+            self._listing = changed_ns, bases, sorted(bases)
+        return self._listing[1:]
+
     def frames(self, start: int, end: int) -> Iterator[StoredBatch]:
         """Yield the batches of offsets `start` to `end - 1`, as `Source` specifies.
 
@@ -152,8 +164,7 @@ class LocalSource:
         while offset < end:
             self._raise_if_gone(offset)
             try:
-                bases = self.bases()
-                ordered = sorted(bases)
+                bases, ordered = self._listed()
                 at = bisect_right(ordered, offset) - 1
                 if at < 0:
                     raise damage_error(
@@ -169,6 +180,7 @@ class LocalSource:
                     offset, attempts = limit, 0
             except FileNotFoundError as error:
                 attempts += 1  # segments were renamed, or the topic is deleted
+                self._listing = _NOT_LISTED
                 if attempts >= NAMES_ATTEMPTS:
                     raise StorageError(
                         f"{self.key.topic}-{self.key.partition} has no readable segment file at "
