@@ -41,7 +41,7 @@ class CleanedFile:
         self._keep_free_bytes = keep_free_bytes
         self._files = files
         self._directory = directory
-        self._run = run
+        self._run = list(run)
         self._path = f"{directory}/{file_name(run[0].base, CLEANED_SUFFIX)}"
         self._index_path = f"{directory}/{file_name(run[0].base, CLEANED_INDEX_SUFFIX)}"
         self._fd = files.open_for_write(self._path)
@@ -51,6 +51,20 @@ class CleanedFile:
         self._entries: list[IndexEntry] = []
         self._max_us = 0
         files.truncate(self._fd, 0)
+
+    def take_over(self, run: list[JobSegment]) -> None:
+        """Replace the segments of the next run, too."""
+        self._run += run
+
+    def has_room_for(self, byte_count: int) -> bool:
+        """True if the disk has room for so many bytes more. Raises OSError."""
+        needed_bytes = self._pending_bytes + byte_count + self._keep_free_bytes
+        return self._files.free_bytes(self._directory) >= needed_bytes
+
+    @property
+    def schema_id(self) -> int:
+        """The schema of the segments."""
+        return self._run[0].schema_id
 
     @property
     def size(self) -> int:

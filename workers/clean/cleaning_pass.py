@@ -9,6 +9,9 @@ Kept of a batch (Kafka's rules):
 
 Owner: one cleaner. `steps` is a generator: a step is one batch.
 
+Runs are united as long as what stays of them has room in one segment (`CleaningJob.united_bytes`):
+the flusher syncs for each swap, and acknowledgements wait.
+
 Invariants:
 - Runs are finished in order. A record is left out of a run only for a later one that was in the log
   when the job was made, and stays.
@@ -19,7 +22,7 @@ Crash: see `workers.segment.cleaning_job`.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import numpy as np
@@ -77,8 +80,9 @@ class CleaningPass:
         segments = [segment for run in job.runs for segment in run]
         superseded = Superseded(self._reader, job.key_column, segments, job.dedupe_bytes)
         yield from superseded.find()
-        for run in job.runs:
-            yield from self._clean(run, superseded)
+        runs = job.runs
+        while runs:
+            runs = yield from self._clean(runs, superseded)
         self.report = self.report._replace(state=DONE)
         self._on_run(self.report)
 
@@ -91,8 +95,11 @@ class CleaningPass:
             self._files, self._job.directory, unfinished, self.report.runs[reported_count:]
         )
 
-    def _clean(self, run: list[JobSegment], superseded: Superseded) -> Iterator[int]:
-        job = self._job
+    def _clean(
+        self, runs: list[list[JobSegment]], superseded: Superseded
+    ) -> Generator[int, None, list[list[JobSegment]]]:
+        """Write the first runs as one segment, as many as have room in it. Returns the others."""
+        job, run = self._job, runs[0]
         schema_id = run[0].schema_id if run[0].schema_id in self._schemas else job.schema_id
         schema = self._schemas[schema_id]
         made = self._open = CleanedFile(
@@ -103,29 +110,24 @@ class CleaningPass:
             schema_id=schema_id, compression=job.compression,
             max_message_bytes=job.max_message_bytes,
         )  # fmt: skip
-        last_append_us = 0
-        for segment in run:
-            for source in self._reader.read(segment, superseded.is_superseded):
-                if source.rows.num_rows and source.rows.schema != schema:
-                    raise UnreadableError(
-                        f"{job.directory}: offset {source.header.base_offset} has schema "
-                        f"{source.header.schema_id}, and its run has {schema_id}",
-                        segment.base,
-                    )
-                before = made.size
-                kept = superseded.kept(source).astype(bool)
-                since_us = self._drop_tombstones(source, kept)
-                rows, offsets = source.rows, source.offsets
-                if not kept.all():
-                    rows, offsets = rows.filter(pa.array(kept)), offsets[kept]
-                merged.add(source.header, rows, offsets, since_us)
-                last_append_us = max(last_append_us, source.header.append_time_us)
-                written = made.size - before
-                self._count(
-                    bytes_in=source.byte_count, bytes_out=written,
-                    records_in=source.record_count, records_out=len(offsets),
-                )  # fmt: skip
-                yield source.bytes_read + written
+        last_append_us = count = 0
+        for segments in runs:
+            if count:
+                left = sum(superseded.kept_bytes(each) for each in segments)
+                if not self._has_room(made, merged, segments[0].schema_id, left):
+                    break
+                made.take_over(segments)
+            for segment in segments:
+                for source in self._reader.read(segment, superseded.is_superseded):
+                    if source.rows.num_rows and source.rows.schema != schema:
+                        raise UnreadableError(
+                            f"{job.directory}: offset {source.header.base_offset} has schema "
+                            f"{source.header.schema_id}, and its run has {schema_id}",
+                            segment.base,
+                        )
+                    last_append_us = max(last_append_us, source.header.append_time_us)
+                    yield self._add(source, made, merged, superseded)
+            count += 1
         before = made.size
         merged.flush()
         done = made.finish(last_append_us)
@@ -135,6 +137,36 @@ class CleaningPass:
         self.report = self.report._replace(runs=(*self.report.runs, done))
         self._on_run(self.report)
         yield 0
+        return runs[count:]
+
+    def _has_room(
+        self, made: CleanedFile, merged: MergedBatches, schema_id: int, left: int
+    ) -> bool:
+        """True if what is left of the following run, `left` bytes, has room in a file."""
+        pending = merged.pending_bytes
+        return (
+            schema_id == made.schema_id
+            and made.size + pending + left <= self._job.united_bytes
+            and made.has_room_for(pending + 2 * left)
+        )
+
+    def _add(
+        self, source: Source, made: CleanedFile, merged: MergedBatches, superseded: Superseded
+    ) -> int:
+        """Add what stays of a batch. Returns the bytes read and written."""
+        before = made.size
+        kept = superseded.kept(source).astype(bool)
+        since_us = self._drop_tombstones(source, kept)
+        rows, offsets = source.rows, source.offsets
+        if not kept.all():
+            rows, offsets = rows.filter(pa.array(kept)), offsets[kept]
+        merged.add(source.header, rows, offsets, since_us)
+        written = made.size - before
+        self._count(
+            bytes_in=source.byte_count, bytes_out=written,
+            records_in=source.record_count, records_out=len(offsets),
+        )  # fmt: skip
+        return source.bytes_read + written
 
     def _drop_tombstones(self, source: Source, kept: Mask) -> int:
         """Take the tombstones whose time is over out of `kept`. Return since when those that stay

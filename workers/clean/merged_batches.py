@@ -81,6 +81,11 @@ class MergedBatches:
         self._leader_epoch = -1
         self._append_time_us = -1
 
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the rows that are not encoded yet."""
+        return self._open.byte_count
+
     def add(
         self, header: BatchHeader, rows: pa.RecordBatch, offsets: Offsets, since_us: int
     ) -> None:

@@ -50,6 +50,17 @@ class OffsetBits:
         bits = 1 - np.unpackbits(part, bitorder="little")[begin : begin + last - first + 1]
         return bits if len(bits) == len(offsets) else np.take(bits, offsets - offsets[0])
 
+    def set_count(self, start: int, end: int) -> int:
+        """Number of set bits of the offsets `start` to `end - 1`, without up to 14 at the edges. 0
+        below the first bit.
+        """
+        if start < self.start:
+            return 0
+        first, last = start - self.base + 7 >> 3, end - self.base >> 3
+        if first >= last:
+            return 0
+        return int.from_bytes(memoryview(self.data)[first:last], "little").bit_count()
+
     def are_set(self, start: int, end: int) -> bool:
         """True if the bits of all offsets `start` to `end - 1` are set."""
         if start < self.start:

@@ -193,6 +193,14 @@ class Superseded:
         """True if all offsets of a range are known to be those of superseded records."""
         return self._bits is not None and self._bits.are_set(start, end)
 
+    def kept_bytes(self, segment: JobSegment) -> int:
+        """About the bytes of a segment's records that are not known to be superseded."""
+        if self._bits is None:
+            return segment.size
+        count = segment.end - segment.base
+        known = self._bits.set_count(segment.base, segment.end)
+        return segment.size * (count - known) // max(1, count)
+
     def _column(self, source: Source) -> pa.Array:
         return source.rows.column(self._key_column)
 

@@ -76,6 +76,8 @@ class CleaningJob(NamedTuple):
     """Wall clock when `jumps` were read, 0 in jobs of builds that did not say so."""
     made_ns: int = 0
     """Monotonic clock then."""
+    united_bytes: int = 0
+    """Successive runs may become one segment up to this size. 0: each run becomes one."""
 
 
 class CleaningReport(NamedTuple):

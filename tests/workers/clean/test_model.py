@@ -292,19 +292,25 @@ def test_a_job_that_fails_is_tried_again_after_a_second_then_two_then_four() -> 
         world.check(cleaned=True)
 
 
-def test_power_lost_at_any_step_of_a_swap_leaves_a_log_that_is_whole() -> None:
+@pytest.mark.parametrize(
+    ("policy", "visit"), [("compact", 1), ("compact,delete", 2)], ids=["united", "second run"]
+)
+def test_power_lost_at_any_step_of_a_swap_leaves_a_log_that_is_whole(
+    policy: str, visit: int
+) -> None:
+    of = compacted(**{"cleanup.policy": policy})
     for point in SWAP_POINTS:
         disk = SimDisk()
         with bench("/data", SimFiles(disk)) as b:
-            world = World(b, random.Random(10))
+            world = World(b, random.Random(10), of)
             batches(world, 60)
             world.settle()
-            with armed(point, die, 2), pytest.raises(Killed):
+            with armed(point, die, visit), pytest.raises(Killed):
                 world.clean()
             after = SimFiles(disk.lose_power(random.Random(11)))
         again = Bench(
             "/data", simulated_regions(), after, FlusherSettings(journal_bytes=1 << 20),
-            assignments=[compacted()], run="second", lost_memory=True,
+            assignments=[of], run="second", lost_memory=True,
         )  # fmt: skip
         while not again.is_running:
             again.step_flusher()
@@ -377,3 +383,54 @@ def test_compaction_waits_until_missing_transaction_indexes_are_made_again(
         world.clean()
         assert b.table.read(0).compaction_done == 1
         world.check(cleaned=True)
+
+
+def segments_of(b: Bench) -> list[int]:
+    return segment_bases(b.files.list(f"{b.directory}/t-0"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "are_united"),
+    [({}, True), ({"cleanup.policy": "compact,delete"}, False)],
+    ids=["compact", "compact,delete"],
+)
+def test_segments_of_which_little_stays_become_one_unless_they_expire(
+    tmp_path: pathlib.Path, settings: dict[str, str], are_united: bool
+) -> None:
+    with bench(str(tmp_path)) as b:
+        world = World(b, random.Random(1), compacted(**settings))
+        batches(world, 120, keys=4)
+        world.settle()
+        before = len(segments_of(b))
+        assert before > 8
+        world.clean()
+        world.check(cleaned=True)
+        after, swaps = len(segments_of(b)), b.table.read(0).files_version
+        # The newest sealed one waits for transactions, perhaps, and one is active.
+        assert (swaps == 1 and after <= 3) if are_united else (swaps > 2 and after > 4)
+
+
+def test_segments_are_united_only_as_far_as_they_have_room_in_one(tmp_path: pathlib.Path) -> None:
+    with bench(str(tmp_path)) as b:
+        world = World(b, random.Random(1))
+        for number in range(120):  # every key once: all of it stays
+            keys: list[bytes | None] = [b"k%d-%d" % (number, row) for row in range(8)]
+            world.filler.batch(encoded(keys, [bytes(40)] * 8, "none"), 8)
+        world.settle()
+        before = segments_of(b)
+        world.clean()
+        assert segments_of(b)[:-2] == before[:-2]
+
+
+def test_segments_are_not_united_on_a_disk_that_is_almost_full(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each swap frees some room for the next one."""
+    with bench(str(tmp_path)) as b:
+        world = World(b, random.Random(1))
+        batches(world, 120, keys=4)
+        world.settle()
+        monkeypatch.setattr(DiskFiles, "free_bytes", lambda *_: 0)
+        world.clean()
+        world.check(cleaned=True)
+        assert b.table.read(0).files_version > 2

@@ -45,3 +45,21 @@ def test_a_range_is_set_if_each_of_its_bits_is() -> None:
             assert bits.are_set(first, last)
             assert not bits.are_set(first, last + 1)
             assert not bits.are_set(first - 1, last)
+
+
+@given(
+    st.integers(0, 40),
+    st.integers(0, 40),
+    st.sets(st.integers(0, END - 1)),
+    st.integers(0, END),
+    st.integers(0, END),
+)
+def test_the_count_of_a_range_leaves_out_its_edges_at_most(
+    base: int, more: int, members: set[int], first: int, last: int
+) -> None:
+    start = base + more
+    bits = OffsetBits(base, start, END)
+    members = {offset for offset in members if offset >= start}
+    bits.set(np.array(sorted(members), np.int64))
+    expected = len(members.intersection(range(first, last))) if first >= start else 0
+    assert max(0, expected - 14) <= bits.set_count(first, last) <= expected

@@ -60,7 +60,9 @@ def test_a_front_reads_on_at_every_step_of_a_swap(
     tmp_path: pathlib.Path, point: str, visit: int
 ) -> None:
     with bench(str(tmp_path)) as b:
-        world = World(b, random.Random(20))
+        # Without expiry all runs are one.
+        policy = "compact" if visit == 1 else "compact,delete"
+        world = World(b, random.Random(20), compacted(**{"cleanup.policy": policy}))
         batches(world, 60)
         world.settle()
         tables = [b.table]

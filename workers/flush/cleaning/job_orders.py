@@ -14,6 +14,9 @@ from workers.log.retention.compaction_rules import Candidate
 from workers.log.retention.wall_clock_jumps import WallJumps
 from workers.segment.cleaning_job import CleaningJob, JobSegment
 
+COMPACT = "compact"
+"""The cleanup.policy of topics of which nothing expires."""
+
 
 class CleaningSettings(NamedTuple):
     """Settings of the appliance."""
@@ -68,4 +71,6 @@ def job_of(
         is_merge=is_merge,
         made_us=made_us,
         made_ns=made_ns,
+        # Segments that expire keep the portions in which retention removes them.
+        united_bytes=int(settings["segment.bytes"]) if settings["cleanup.policy"] == COMPACT else 0,
     )  # fmt: skip
