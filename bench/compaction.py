@@ -33,6 +33,7 @@ import tailrace
 from bench.conditions import Conditions
 from bench.measure import RESULTS, machine, paced, percentile
 from tailrace import Admin, NewTopic, Producer
+from tailrace.admin import compaction as admin_compaction
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tailrace.format.schema import HEADER_TYPE
 
@@ -49,6 +50,8 @@ FRAME_ROWS = 20_000
 CLEANER = "tr-cleaner-0"
 UNPACED = 10_000_000
 """Records a second, more than any producer reaches."""
+LOOK_MS = 20
+"""Interval at which the end of a cleaning is looked for, here and of Kafka."""
 Figures = list[dict[str, Any]]
 
 
@@ -110,7 +113,7 @@ class CleanerTime:
         return sum(self._seconds.values())
 
     def _watch(self) -> None:
-        while not self._done.wait(0.05):
+        while not self._done.wait(0.02):
             for child in psutil.Process(self._pid).children(recursive=True):
                 try:
                     if child.name().startswith(CLEANER):
@@ -129,6 +132,7 @@ def cleaning(size: int) -> Figures:
                 for table, _, _ in frames(size):
                     producer.send_arrow("users", table)
             before = size_of(running, "users")
+            os.sync()  # what was written before is not part of it
             with CleanerTime(running) as used:
                 begun = time.perf_counter()
                 admin.compact_topic("users", timeout_ms=600_000)
@@ -195,6 +199,7 @@ def _cleaned_by_kafka(kafka: Any, topic: str, directory: str) -> tuple[float, fl
     logs = sorted((data / f"{topic}-0").glob("*.log"))
     sealed, active = logs[:-1], int(logs[-1].stem)
     size = sum(path.stat().st_size for path in sealed)
+    os.sync()
     pid = kafka.server.pid
     used = _cpu_of(pid)
     entry = ConfigEntry("min.compaction.lag.ms", "0", incremental_operation=AlterConfigOpType.SET)
@@ -205,7 +210,7 @@ def _cleaned_by_kafka(kafka: Any, topic: str, directory: str) -> tuple[float, fl
         future.result(30)
     checkpoint = data / "cleaner-offset-checkpoint"
     while not checkpoint.exists() or f"{topic} 0 {active}" not in checkpoint.read_text():
-        time.sleep(0.02)
+        time.sleep(LOOK_MS / 1000)
         assert time.perf_counter() - begun < 600, "Kafka has not cleaned it"
     seconds = time.perf_counter() - begun
     return size / 1e6 / seconds, (_cpu_of(pid) - used) / (size / 1e9)
@@ -323,6 +328,7 @@ def figure(name: str, unit: str, values: list[float]) -> dict[str, Any]:
 
 def main() -> int:
     where, conditions = machine(), Conditions()
+    admin_compaction.LAST_WAIT_MS = LOOK_MS
     print(f"{where['cpu']}, {where['cores']} cores, {MEGABYTES} MB, {ROUNDS} rounds\n")
     print(f"{'WHAT':<44} {'MEDIAN':>9} {'LEAST':>9} {'MOST':>9}")
     found: Figures = []
