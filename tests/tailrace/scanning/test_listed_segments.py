@@ -9,7 +9,7 @@ import pytest
 
 from tailrace.format.record_batch.batch_header import END_OF_STREAM
 from tailrace.format.schema import DEFAULT_SCHEMA
-from tailrace.scanning.local_source import LocalSource, read_partition_file
+from tailrace.scanning.sources.local_source import LocalSource, read_partition_file
 from tests.kit.log_files.transaction_logs import TransactionLog
 
 
