@@ -1,13 +1,13 @@
 """Front: the agent of the front process. It steps the services that answer requests.
 
-- `RequestDispatcher`: decodes requests, and calls their handlers.
+- `RequestDispatcher`: decodes requests, and calls their handlers (`RequestHandlers`).
 - `ProduceService`: batches to the workers.
 - `FetchRequests`: fetches.
 - `LookupRequests`: METADATA and LIST_OFFSETS.
 - `CreditService`: credit of producers.
 - `CatalogFeed`: messages of the controller.
 - `ForwardingService`: requests that other processes answer.
-- `SessionLifecycle`: opens and closes sessions.
+- `SessionLifecycle`: opens and closes sessions; `UserSessions`: whose, where there are users.
 - `Responses`: sends everything.
 
 Owner: its ZeroMQ socket, sessions and credits. In shared memory: the tails of its lanes and its
@@ -33,15 +33,15 @@ from netfront.agent.catalog_feed import CatalogFeed
 from netfront.agent.credit_service import CreditService
 from netfront.agent.fetch_requests import FetchRequests
 from netfront.agent.lookup_requests import LookupRequests
-from netfront.agent.request_body import one_frame
-from netfront.agent.request_dispatcher import RECEIVE_LIMIT, Handler, RequestDispatcher
+from netfront.agent.request_dispatcher import RECEIVE_LIMIT, RequestDispatcher
+from netfront.agent.request_handlers import RequestHandlers
 from netfront.fetch.log.log_bounds import LogBounds
 from netfront.fetch.log.log_reader import LogReader
 from netfront.fetch.lookup.metadata_service import MetadataService
 from netfront.fetch.purgatory import Fetch
 from netfront.fetch.reader_pool import AsyncReader
 from netfront.forward.forwarder import ForwarderLink, OnDemand
-from netfront.forward.forwarding_service import FORWARDED_APIS, ForwardingService
+from netfront.forward.forwarding_service import ForwardingService
 from netfront.limits import credit_budget
 from netfront.partition_routes import PartitionRoutes
 from netfront.produce.produce_service import ProduceService
@@ -58,18 +58,14 @@ from shm.runtime.agent_runner import Clock
 from shm.runtime.error_handler import CountedErrorHandler
 from shm.runtime.timing_wheel import NEVER_NS, TimingWheel
 from shm.tables.control import ProcessSlot
-from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError
-from tailrace.protocol import json_messages
-from tailrace.protocol.frame import JSON_MAX_BYTES, Api, RequestHeader, WireError
 
 if TYPE_CHECKING:
     from netfront.access.gate import Gate
     from netfront.access.producer_owners import ProducerOwners
+    from netfront.agent.user_sessions import UserSessions
     from netfront.audit.audit_trail import AuditTrail
     from netfront.quotas.quota_service import QuotaService
-    from shm.rights.authorizer import Principal
-
 
 logger = logging.getLogger(__name__)
 
@@ -128,11 +124,11 @@ class Front:
         """None: no quota was ever set."""
         self._audit: AuditTrail | None = None
         """None: there is no audit log."""
+        self._users: UserSessions | None = None
+        """None: the appliance has no users."""
+        self._owners: ProducerOwners | None = None
         self._transport = transport
-        self._gate = gate
         self._routing = routing
-        if gate is not None:
-            gate.topic_name = routing.topic_name_of_hex
         self._reader = reader
         self.log_bounds = LogBounds(reader)
         """The epochs, starts and ends of its partitions' logs."""
@@ -162,8 +158,6 @@ class Front:
         self._metadata_service = MetadataService(
             routing, reader, links.front_ports, self._fetches.fetched, links.decisions
         )
-        if gate is not None:
-            self._metadata_service.tokens = gate.tokens
         self._described = {
             "cluster_id": cluster_id, "server": "tailrace", "auto_create_topics": auto_create_topics
         }  # fmt: skip
@@ -188,26 +182,44 @@ class Front:
             on_assignment=self._catalog_feed.on_assignment,
             on_rights=self._catalog_feed.on_rights, on_fed=self._catalog_feed.on_fed,
         )  # fmt: skip
-        self._owners: ProducerOwners | None = None
         if gate is not None:
-            self._know_owners()
+            self._know_users(gate)
         self._session_lifecycle = self._new_session_lifecycle(start_ns)
-        if gate is not None:
-            self._session_lifecycle.server_keys = gate.server_keys
         self._dispatcher = RequestDispatcher(
             transport=transport, sessions=self._sessions, responses=self._responses,
             session_lifecycle=self._session_lifecycle, produce_service=self._produce_service,
             time_slicer=self._time_slicer, requests=slot.requests, gate=gate, now_ns=start_ns,
             catch_up=self._forwarding.catch_up,
         )  # fmt: skip
-        self._dispatcher.handlers = self._handlers(gate)
+        self._handlers = RequestHandlers(
+            produce_service=self._produce_service, fetch_requests=self._fetch_requests,
+            lookups=LookupRequests(
+                self._metadata_service, self._responses, self._time_slicer, transport
+            ),
+            credit_service=self._credit_service, forwarding=self._forwarding,
+            responses=self._responses, time_slicer=self._time_slicer,
+        )  # fmt: skip
+        self._dispatcher.handlers = self._handlers.table(gate)
         self._use_quotas(quotas)
         if audit is not None:
             self._begin_audit(audit)
 
+    def _know_users(self, gate: Gate) -> None:
+        """Let users in by their rights; producer ids and group members are theirs."""
+        from netfront.access.member_topics import MemberTopics
+        from netfront.access.producer_owners import ProducerOwners
+        from netfront.agent.user_sessions import UserSessions
+
+        gate.topic_name = self._routing.topic_name_of_hex
+        self._metadata_service.tokens = gate.tokens
+        self._users = UserSessions(gate, self._transport)
+        self._forwarding.member_topics = MemberTopics()
+        self._owners = ProducerOwners(self._forwarding.ask_for_itself)
+        self._produce_service.owners = self._forwarding.owners = self._owners
+
     def _new_session_lifecycle(self, start_ns: int) -> SessionLifecycle:
-        gate = self._gate
-        return SessionLifecycle(
+        users = self._users
+        lifecycle = SessionLifecycle(
             transport=self._transport, sessions=self._sessions, ledger=self._ledger,
             responses=self._responses, slot=self._slot, error_handler=self._error_handler,
             described=self._described,
@@ -215,39 +227,14 @@ class Front:
                 self._fetches.forget_session, self._time_slicer.forget_session,
                 self._produce_service.forget_session, self._forwarding.forget_session,
                 self._forget_quotas,
-                *([] if gate is None else [gate.forget]),
+                *([] if users is None else [users.gate.forget]),
             ],
-            start_ns=start_ns, admit=self._admit, note=self._note_session,
-            has_users=gate is not None,
+            start_ns=start_ns, has_users=users is not None,
         )  # fmt: skip
-
-    def _handlers(self, gate: Gate | None) -> dict[int, Handler]:
-        """API -> its handler, which checks rights first where there are users."""
-        lookups = LookupRequests(
-            self._metadata_service, self._responses, self._time_slicer, self._transport
-        )
-        handlers: dict[int, Handler] = {
-            Api.PING: self._on_ping,
-            Api.PRODUCE: self._produce_service.take,
-            Api.FETCH: self._fetch_requests.on_fetch,
-            Api.METADATA: lookups.on_metadata,
-            Api.LIST_OFFSETS: lookups.on_list_offsets,
-            Api.CREDIT: self._credit_service.on_credit,
-            Api.DESCRIBE_QUOTAS: self._on_describe_quotas,
-            **dict.fromkeys(FORWARDED_APIS, self._on_forwarded),
-        }
-        if gate is not None:
-            for api in gate.apis_to_check(handlers, FORWARDED_APIS):
-                handlers[api] = _checked(gate, handlers[api])
-        return handlers
-
-    def _know_owners(self) -> None:
-        from netfront.access.member_topics import MemberTopics
-        from netfront.access.producer_owners import ProducerOwners
-
-        self._forwarding.member_topics = MemberTopics()
-        self._owners = ProducerOwners(self._forwarding.ask_for_itself)
-        self._produce_service.owners = self._forwarding.owners = self._owners
+        if users is not None:
+            lifecycle.admit, lifecycle.note = users.admit, users.note
+            lifecycle.server_keys = users.gate.server_keys
+        return lifecycle
 
     def apply_settings(self, settings: dict[str, Any]) -> None:
         """Use changed settings of the appliance. New sessions get them, and credit from now on."""
@@ -260,10 +247,8 @@ class Front:
 
         trail = AuditTrail(
             ask=self._forwarding.ask_for_itself,
-            refuse=lambda session, header, error: self._responses.refuse(
-                session.identity, session, header.api, header.version, header.correlation_id, error
-            ),
-            handle=self._handle_audited,
+            refuse=self._handlers.refuse,
+            handle=self._handlers.carry_out,
             is_open=lambda session: self._sessions.by_word(session.word) is session,
             address_of=self._transport.peer_address,
             topic_of=self._routing.name_of,
@@ -274,19 +259,6 @@ class Front:
         self._session_lifecycle.on_opened = trail.signed_in
         if trail.watches_data:
             self._produce_service.on_access = trail.accessed
-
-    def _handle_audited(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
-        """Carry out a request whose event is on the disk."""
-        try:
-            self._on_forwarded(session, header, body)
-        except WireError as error:
-            self._responses.refuse(
-                session.identity, session, header.api, header.version, header.correlation_id, error
-            )
-        except Exception as error:
-            self._responses.fail(
-                session.identity, session, header.api, header.version, header.correlation_id, error
-            )
 
     def _use_quotas(self, rules: Sequence[str]) -> None:
         if self._quotas is None:
@@ -306,6 +278,7 @@ class Front:
                 uses=self._slot.rate_uses, fronts=self._front_count, now_ns=self._now_ns,
             )  # fmt: skip
             self._quotas = self._session_lifecycle.quotas = self._dispatcher.quotas = quotas
+            self._handlers.quotas = quotas
         try:
             self._quotas.use_rules(rules, self._now_ns)
         except TailraceError as error:  # a rule of a newer version
@@ -360,8 +333,10 @@ class Front:
             self._close_unused_at_ns = (
                 now_ns + CLOSE_UNUSED_NS if self._close_unused() or work else NEVER_NS
             )
-        if self._gate is not None:
-            work += self._end_refused(self._gate, now_ns)
+        if self._users is not None:
+            work += self._users.end_refused(
+                self._session_lifecycle, now_ns, answers_connections=self.accepts_input
+            )
         if self._ledger.is_contended:
             self._credit_service.sweep(now_ns, may_be_unread=received >= RECEIVE_LIMIT)
         if (
@@ -389,7 +364,7 @@ class Front:
             self._session_lifecycle.next_deadline_ns(), self._close_unused_at_ns,
             self._credit_service.next_deadline_ns(),
             NEVER_NS if self._quotas is None else self._quotas.next_deadline_ns(),
-            NEVER_NS if self._gate is None else self._gate.check_at_ns,
+            NEVER_NS if self._users is None else self._users.gate.check_at_ns,
             NEVER_NS if self._audit is None else self._audit.next_deadline_ns(),
         )  # fmt: skip
         return deadline_ns if deadline_ns < NEVER_NS else None
@@ -403,17 +378,7 @@ class Front:
         """True if every request that was read has been passed on and answered."""
         return not len(self._time_slicer) and self._produce_service.is_finished()
 
-    # ---- users -----------------------------------------------------------------------------------
-
-    def _admit(self, identity: bytes) -> Principal | None:
-        """The principal of a connection that opens a session. Raises WireError."""
-        if self._gate is None:
-            return None
-        try:
-            return self._gate.admit(self._transport.claim(identity))
-        except WireError as error:
-            self._transport.close_peer(identity, error.detail)
-            raise
+    # ---- sessions --------------------------------------------------------------------------------
 
     def end_session_of(self, identity: bytes) -> None:
         """End the session of an identity that belongs to another connection now."""
@@ -431,63 +396,12 @@ class Front:
         if self._audit is not None:
             self._audit.login_failed(user, address, reason)
 
-    def _note_session(self, session: Session) -> None:
-        if self._gate is not None:
-            self._gate.note(session, self._transport.claim(session.identity))
-
-    def _end_refused(self, gate: Gate, now_ns: int) -> int:
-        """End the sessions of users that are not let in any more."""
-        answered = gate.answer_connections() if self.accepts_input else 0
-        ended = gate.take_ended(now_ns)
-        for session, reason in ended:
-            logger.info("session_ended client=%s reason=%r", session.client_id, reason)
-            self._transport.close_peer(session.identity, reason)
-            self._session_lifecycle.drop(session)
-        return answered + len(ended)
-
     def _forget_quotas(self, session: Session) -> None:
         if self._quotas is not None:
             self._quotas.forget_session(session)
         if self._audit is not None:
             self._audit.forget(session)
 
-    # ---- requests --------------------------------------------------------------------------------
-
-    def _on_ping(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
-        if body:
-            raise WireError(ErrorCode.MALFORMED_REQUEST, "PING takes no body")
-        self._responses.send(session, Api.PING, header.version, header.correlation_id, ErrorCode.OK)
-
-    def _on_forwarded(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
-        limit = min(JSON_MAX_BYTES, self._forwarding.payload_max(header))
-        frame = one_frame(self._time_slicer, header, body, limit)
-        if session.quota is not None and header.api == Api.INIT_TRANSACTIONS:
-            assert self._quotas is not None
-            self._quotas.check_transactions(session, frame)
-        self._forwarding.ask(session, header, frame)
-
-    def _on_describe_quotas(
-        self, session: Session, header: RequestHeader, body: list[bytes]
-    ) -> None:
-        json_messages.decode_request(one_frame(self._time_slicer, header, body))
-        found = {"rules": [], "usage": []} if self._quotas is None else self._quotas.describe()
-        self._responses.send(
-            session, header.api, header.version, header.correlation_id, ErrorCode.OK,
-            [json_messages.encode_json(found)],
-        )  # fmt: skip
-
     def _on_unreachable(self, session: Session) -> None:
         """Drop the session of a client that cannot receive its response."""
         self._session_lifecycle.drop(session)
-
-
-def _checked(gate: Gate, handler: Handler) -> Handler:
-    """A handler that checks the rights of its request first."""
-
-    def checked(session: Session, header: RequestHeader, body: list[bytes]) -> None:
-        if session.principal is not None:
-            request = json_messages.decode_request(body[0]) if body else {}
-            gate.check(session.principal, header.api, request, b"")
-        handler(session, header, body)
-
-    return checked

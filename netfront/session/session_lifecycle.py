@@ -66,13 +66,10 @@ class SessionLifecycle:
         described: dict[str, Any],
         forget: Sequence[Callable[[Session], None]],
         start_ns: int,
-        admit: Callable[[bytes], Principal | None] = lambda _identity: None,
-        note: Callable[[Session], None] = lambda _session: None,
         has_users: bool = False,
     ) -> None:
-        """`admit` returns the principal of a connection that opens a session, or raises WireError.
-        `note` is called with each session that is open. `described` is the appliance's part of
-        every handshake response. Each of `forget` is called once with a session that has ended.
+        """`described` is the appliance's part of every handshake response. Each of `forget` is
+        called once with a session that has ended.
         `has_users`: a session ends with its connection, and is not probed.
         """
         self._transport = transport
@@ -84,8 +81,10 @@ class SessionLifecycle:
         self._described = described
         self.server_keys: Callable[[], list[str]] = list
         """Public keys of the server, where the appliance has users."""
-        self._admit = admit
-        self._note = note
+        self.admit: Callable[[bytes], Principal | None] = lambda _identity: None
+        """Returns the principal of a connection that opens a session, or raises WireError."""
+        self.note: Callable[[Session], None] = lambda _session: None
+        """Called with each session that is open."""
         self._forget = forget
         self._has_users = has_users
         self._disconnects = DisconnectDetector()
@@ -121,7 +120,7 @@ class SessionLifecycle:
         Raises WireError.
         """
         request = handshake_messages.decode_handshake(body)
-        principal = self._admit(identity)
+        principal = self.admit(identity)
         old = self._sessions.by_identity(identity)
         if old is not None:
             self.drop(old)
@@ -130,7 +129,7 @@ class SessionLifecycle:
             gate = self.quotas.admit(request.client_id, principal)
         session = self._sessions.open(identity, request.client_id, self._ledger.open(gate), now_ns)
         session.principal = principal
-        self._note(session)
+        self.note(session)
         if self.quotas is not None:
             self.quotas.attach(session)
         if self.on_opened is not None:

@@ -196,7 +196,7 @@ def limited(world: FakeFront, client: FakeClient, *rules: tuple[str, str]) -> No
         fields = {"principal": "User:a", "operation": operation, "resource_type": "topic"}
         table.add(checked_acl({**fields, "name": name}, number))
     gate = Gate("", lambda: 0)
-    world.front._gate = world.front._forwarding._gate = world.front._dispatcher._gate = gate
+    world.front._forwarding._gate = world.front._dispatcher._gate = gate
     session = world.front._sessions.by_identity(client.identity)
     assert session is not None
     session.principal = Principal("a", (), "fake", table, is_admin=False)
