@@ -92,15 +92,7 @@ class ConsumerCoordinator:
         self._buffer = buffer
         self._call = call
         self._all_topics = all_topics
-        self.membership = Membership(
-            MemberIdentity(
-                settings.group_id, uuid4().hex, settings.group_instance_id, settings.client_id,
-                settings.partition_assignment_strategy,
-                settings.session_timeout_ms, settings.heartbeat_interval_ms,
-                settings.max_poll_interval_ms,
-            ),
-            self._now_ns(),
-        )  # fmt: skip
+        self.membership = _new_membership(settings, self._now_ns())
         self._thread = HeartbeatThread(
             self.membership, settings.bootstrap_servers, settings.client_id, runtime
         )
@@ -111,39 +103,22 @@ class ConsumerCoordinator:
         self._abandon = weakref.finalize(consumer, self._thread.abandon)
         self._abandon.atexit = False  # the appliance sees that the connection has closed
         self.position_tracker = PositionTracker(
-            connection,
-            settings,
-            self._now_ns,
-            fetch_loop,
-            buffer,
-            self._member_fields,
+            connection, settings, self._now_ns, fetch_loop, buffer, self._member_fields,
             self._heartbeat_now,
-        )
+        )  # fmt: skip
         self._begins_at_end = settings.auto_offset_reset != "earliest"
         self._lookup = PositionLookup(
-            connection,
-            settings.group_id,
-            self.position_tracker.begins_at,
+            connection, self.group_id, self.position_tracker.begins_at,
             begins_at_end=self._begins_at_end,
-        )
+        )  # fmt: skip
         self.partitions = AssignedPartitions(
-            self.group_id,
-            self.membership,
-            fetch_loop,
-            buffer,
-            self.position_tracker,
-            self._lookup,
-            call,
-            info,
-        )
+            self.group_id, self.membership, fetch_loop, buffer, self.position_tracker,
+            self._lookup, call, info,
+        )  # fmt: skip
         self._reconciler = Reconciler(
-            self.group_id,
-            self._thread,
-            self._now_ns,
-            self.partitions,
-            self.position_tracker,
+            self.group_id, self._thread, self._now_ns, self.partitions, self.position_tracker,
             lambda: self.wakeup(),
-        )
+        )  # fmt: skip
         self.step_lock = StepLock(is_nested, self._now_ns)
         self._waiting_count = 0
         """The number of callers in a poll."""
@@ -462,6 +437,16 @@ class ConsumerCoordinator:
                 yield Wait(min(wait_ns, self.beats.next_ns()))
                 self.wakeup()
             self._connection.process()
+
+
+def _new_membership(settings: ConsumerSettings, now_ns: int) -> Membership:
+    assert settings.group_id is not None
+    identity = MemberIdentity(
+        settings.group_id, uuid4().hex, settings.group_instance_id, settings.client_id,
+        settings.partition_assignment_strategy, settings.session_timeout_ms,
+        settings.heartbeat_interval_ms, settings.max_poll_interval_ms,
+    )  # fmt: skip
+    return Membership(identity, now_ns)
 
 
 def _step_of(beats: HeartbeatManager) -> Callable[[], None]:
