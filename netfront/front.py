@@ -31,8 +31,8 @@ from netfront.produce.ring_acks import AckWalker
 from netfront.produce.worker_link import WorkerLink
 from netfront.socket.flow_control import CreditLedger
 from netfront.socket.listening_socket import AddressInUseError, ListeningSockets, SocketAccess
+from netfront.socket.peers.socket_stats import keep_freed_memory
 from netfront.socket.router import Router, Security
-from netfront.socket.socket_stats import keep_freed_memory
 from netfront.socket.transport import Transport
 from shm.memory.layout import ProcessWord, RegionKind, Role
 from shm.queues.ring import Ring

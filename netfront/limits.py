@@ -11,7 +11,7 @@ import resource
 from typing import Any
 
 from netfront.produce.produce_service import OVERDRAFT_BYTES
-from netfront.socket.connections import Limits
+from netfront.socket.peers.connections import Limits
 from tailrace.protocol.frame import JSON_MAX_BYTES
 
 OPEN_FILES_MAX = 512

@@ -1,8 +1,8 @@
 """Router: the ZeroMQ socket of a front and its connections.
 
 ROUTER_MANDATORY makes sends to a closed client or a full queue fail instead of dropping the
-message. `peers` accounts for the cost of connections. A monitor socket reports connections that
-open and close.
+message. `peers` accounts for the cost of connections. `Monitor` reports connections that open and
+close.
 
 Owner: one front.
 
@@ -20,20 +20,12 @@ from __future__ import annotations
 import logging
 import os
 import select
-import struct
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import zmq
 
-from netfront.socket.connections import (
-    MESSAGE_COST_BYTES,
-    SWEEP_INTERVAL_NS,
-    UNSENT_PEER_MAX,
-    Connections,
-    Limits,
-)
 from netfront.socket.flow_control import Credit
 from netfront.socket.io_thread_slice import IoThreadSlice, io_threads, set_slice_ns
 from netfront.socket.listening_socket import (
@@ -45,10 +37,19 @@ from netfront.socket.listening_socket import (
     new_socket,
 )
 from netfront.socket.message_socket import LENT_FROM_BYTES, MessageSocket, taken_frame
-from netfront.socket.peer_connection import PeerConnection
+from netfront.socket.monitor import Monitor
+from netfront.socket.peers.condemned_peers import CondemnedPeers
+from netfront.socket.peers.connection_costs import ConnectionCosts
+from netfront.socket.peers.connections import SWEEP_INTERVAL_NS, Connections, Limits
+from netfront.socket.peers.peer_connection import PeerConnection
+from netfront.socket.peers.socket_stats import KernelSocketStats, SocketStats
+from netfront.socket.peers.sweep_pause import SweepPause, cpu_clock
+from netfront.socket.peers.unsent_responses import (
+    MESSAGE_COST_BYTES,
+    UNSENT_PEER_MAX,
+    UnsentResponses,
+)
 from netfront.socket.send_buffers import SendBuffers
-from netfront.socket.socket_stats import KernelSocketStats, SocketStats
-from netfront.socket.sweep_pause import SweepPause, cpu_clock
 from netfront.socket.transport import Watched
 from shm.queues.doorbell import Doorbell
 from shm.runtime.timing_wheel import NEVER_NS
@@ -66,8 +67,6 @@ PARTS_MAX = 16
 DISCARDED_AT_ONCE = 2048
 SPARE_DESCRIPTORS = 8
 """Connections closed when no descriptor is free."""
-EVENTS_AT_ONCE = 2_100
-"""More events than the monitor holds: 1,000 messages on each side."""
 RELISTEN_NS = 500_000_000
 MONITOR_REST_NS = 10_000_000
 """Time after a look at the monitor in which its events do not end the front's sleep. Strangers who
@@ -77,21 +76,14 @@ _PROBE = encode_response(
     Api.CREDIT, API_VERSIONS[Api.CREDIT][0], PUSH_CORRELATION_ID, ErrorCode.OK, 0, 0
 )
 """A push that allows nothing: clients take it for an old one."""
-_EVENTS, _POLLIN, _RCVMORE, _NOBLOCK, _SRCFD = (
-    int(zmq.EVENTS),
+_POLLIN, _RCVMORE, _NOBLOCK, _SRCFD = (
     int(zmq.POLLIN),
     int(zmq.RCVMORE),
     int(zmq.NOBLOCK),
     int(zmq.SRCFD),
 )
 _SEND_FIRST = int(zmq.NOBLOCK | zmq.SNDMORE)
-_ACCEPTED, _DISCONNECTED, _ACCEPT_FAILED = (
-    int(zmq.EVENT_ACCEPTED),
-    int(zmq.EVENT_DISCONNECTED),
-    int(zmq.EVENT_ACCEPT_FAILED),
-)
 """Plain integers, because operations on enum members run Python code."""
-_EVENT = struct.Struct("=HI")
 _CURVE_BYTES = 33
 """Bytes of an encrypted frame beside its content: command name 8, nonce 8, tag 16, flags 1."""
 
@@ -136,18 +128,13 @@ class Router:
             self.zap = ZapHandler(self._context, security.allows)
             self._decode_claim = decode_claim
             protect(socket)
-        monitor_address = f"inproc://monitor-{id(self)}"
-        socket.monitor(monitor_address, _ACCEPTED | _DISCONNECTED | _ACCEPT_FAILED)
-        self._monitor = self._context.socket(zmq.PAIR)
-        self._monitor.connect(monitor_address)
-        self.monitor_fd = int(self._monitor.getsockopt(zmq.FD))
+        self._monitor = Monitor(self._context, socket)
+        self.monitor_fd = self._monitor.fd
         self.fd = int(socket.getsockopt(zmq.FD))
         self._messages = MessageSocket(socket)
         self._poll: select.poll | None = None
         self._poll_resting: select.poll | None = None
         """As `_poll`, without the monitor."""
-        self._monitor_read_ns = 0
-        """Time when the monitor last had events."""
         self._socket_paths = [
             address.removeprefix("ipc://")
             for address in addresses
@@ -164,7 +151,11 @@ class Router:
         self._relisten_ns = NEVER_NS
         self._buffers = SendBuffers()
         self._own_sockets = KernelSocketStats()
-        self._peers = Connections(sockets or self._own_sockets, limits)
+        stats = sockets or self._own_sockets
+        self._peers = Connections(stats, limits)
+        self._unsent = UnsentResponses()
+        self._condemned = CondemnedPeers(self._peers)
+        self._costs = ConnectionCosts(self._peers, self._unsent, stats)
         self._known = self._peers.by_identity if security is None else {}
         """Connections whose messages are received without a check of their sender."""
         self.on_rebound: Callable[[bytes], None] = lambda _identity: None
@@ -296,7 +287,7 @@ class Router:
 
     def _has_left(self, identity: bytes) -> bool:
         """True if a checked connection has ended: another one may have its identity by now."""
-        if int(self._monitor.get(_EVENTS)) & _POLLIN:
+        if self._monitor.has_events():
             self._read_monitor()
             self.watch_at_ns = 0  # see `_identify`
         peer = self._peers.by_identity.get(identity)
@@ -334,7 +325,7 @@ class Router:
         if self._poll is None or self._poll_resting is None:
             self._poll, self._poll_resting = self._pollers(bell)
         poll = self._poll
-        rest_ns = self._monitor_read_ns + MONITOR_REST_NS - time.monotonic_ns()
+        rest_ns = self._monitor.had_events_ns + MONITOR_REST_NS - time.monotonic_ns()
         if rest_ns > 0:
             poll, rest_ms = self._poll_resting, -(-rest_ns // 1_000_000)
             timeout_ms = rest_ms if timeout_ms is None else min(timeout_ms, rest_ms)
@@ -363,7 +354,7 @@ class Router:
         if self.zap is not None and self._has_left(identity):
             return False
         peer = self._peers.by_identity.get(identity)
-        if peer is None or not self._peers.needs_mark(
+        if peer is None or not self._unsent.needs_mark(
             peer, sum(map(len, frames)) + MESSAGE_COST_BYTES
         ):
             try:
@@ -387,7 +378,7 @@ class Router:
             self._buffers.give_back(buffer)
             return False
         peer = self._peers.by_identity.get(identity)
-        marked = peer is not None and self._peers.needs_mark(
+        marked = peer is not None and self._unsent.needs_mark(
             peer, sum(map(len, frames)) + len(data) + MESSAGE_COST_BYTES
         )
         if peer is not None and (marked or len(data) >= LENT_FROM_BYTES):
@@ -413,7 +404,7 @@ class Router:
         If too many bytes wait for the peer already, close it and return False.
         """
         if peer.unsent > UNSENT_PEER_MAX:
-            for free in self._peers.settle(peer, self._now_ns):
+            for free in self._unsent.settle(peer, self._now_ns):
                 self._buffers.give_back(free)
             if peer.unsent > UNSENT_PEER_MAX:
                 self._peers.close(
@@ -427,7 +418,7 @@ class Router:
         except zmq.ZMQError as error:
             return self._not_sent(peer, error)
         assert tracker is not None
-        self._peers.mark(peer, tracker, buffer, self._now_ns)
+        self._unsent.mark(peer, tracker, buffer, self._now_ns)
         return True
 
     def _not_sent(self, peer: PeerConnection | None, error: zmq.ZMQError) -> bool:
@@ -446,19 +437,19 @@ class Router:
         peer = self._peers.by_identity.get(identity)
         if peer is None:
             return 0
-        for free in self._peers.settle(peer, self._now_ns):
+        for free in self._unsent.settle(peer, self._now_ns):
             self._buffers.give_back(free)
         return peer.unsent
 
     def unsent_total(self) -> int:
         """Return the response bytes held for all clients, as of each one's last check."""
-        return self._peers.unsent_total
+        return self._unsent.total
 
     # ---- buffers ---------------------------------------------------------------------------------
 
     def new_buffer(self, size: int) -> bytearray:
         """Return a buffer of at least `size` bytes with arbitrary content."""
-        for buffer in self._peers.settle_some(4, self._now_ns):
+        for buffer in self._unsent.settle_some(4, self._now_ns):
             self._buffers.give_back(buffer)
         return self._buffers.take(size)
 
@@ -488,7 +479,7 @@ class Router:
         """Close a connection at the sweep after the next, when its last messages
         have had time to leave.
         """
-        self._peers.condemn(identity, reason)
+        self._condemned.condemn(identity, reason)
 
     def _is_connected(self, identity: bytes) -> bool:
         """True if libzmq has a connection with this identity. Only a message to it tells: a push
@@ -511,15 +502,16 @@ class Router:
             self._sweep_at_ns = now_ns + SWEEP_INTERVAL_NS
             self._io_thread_slice.sample(now_ns, self._moved)
             self._pause.begin_sweep()
-            for buffer in peers.settle_some(256, now_ns):
+            for buffer in self._unsent.settle_some(256, now_ns):
                 self._buffers.give_back(buffer)
-            peers.sweep(
-                now_ns,
-                lambda: self._empty_count > self._empty_at_check and not self.has_input(),
-                self._is_connected,
+            self._condemned.sweep(self._is_connected)
+            self._costs.sweep(
+                now_ns, lambda: self._empty_count > self._empty_at_check and not self.has_input()
             )
             self._empty_at_check = self._empty_count
-            self._pause.end_sweep(now_ns, len(peers), peers.is_settled)
+            self._pause.end_sweep(
+                now_ns, len(peers), self._costs.is_settled and not self._condemned
+            )
         if now_ns >= self._relisten_ns:
             self._relisten_ns = NEVER_NS
             peers.on_room_available()
@@ -537,38 +529,16 @@ class Router:
         return Watched(ended, closed)
 
     def _read_monitor(self) -> None:
-        """Read the monitor's pending events, at most EVENTS_AT_ONCE: without free descriptors
-        libzmq reports accept failures without end.
-        """
-        monitor = self._monitor
+        """Read the monitor's pending events."""
         # A closed connection's last messages are read only after the socket was found empty
         # following its end.
         self._is_quiet = False
-        failed = ""
-        peers, accepted = self._peers, dict[int, bool]()
-        now_ns = self._now_ns = time.monotonic_ns()
-        for _ in range(EVENTS_AT_ONCE):
-            if not int(monitor.get(_EVENTS)) & _POLLIN:
-                break
-            self._monitor_read_ns = now_ns
-            message, endpoint = monitor.recv_multipart(_NOBLOCK)
-            event, value = _EVENT.unpack(message)
-            if event == _ACCEPTED:
-                accepted[value] = endpoint.startswith(b"tcp://")
-            elif event == _DISCONNECTED:
-                is_counted = accepted.pop(value, None)
-                if is_counted is None:
-                    peers.disconnected(value, now_ns, self._empty_count)
-                else:
-                    peers.came_and_went(value, now_ns, self._empty_count, is_counted=is_counted)
-            elif event == _ACCEPT_FAILED:
-                failed = os.strerror(value)
-        else:
+        self._now_ns = time.monotonic_ns()
+        read = self._monitor.read(self._peers, self._now_ns, self._empty_count)
+        if read.has_more:
             self.watch_at_ns = 0
-        for fd, is_counted in accepted.items():
-            peers.accepted(fd, is_counted, now_ns)
-        if failed:
-            self._make_room(failed)
+        if read.failure:
+            self._make_room(read.failure)
 
     def _make_room(self, reason: str) -> None:
         """Close connections when no descriptor is free.
@@ -584,8 +554,7 @@ class Router:
     def close(self) -> None:
         """Send queued messages for at most a second, then close. Unix sockets are unlinked."""
         self._read_monitor()
-        self.socket.disable_monitor()
-        self._monitor.close(0)
+        self._monitor.close()
         self._messages.close()
         self.socket.close()
         if self.zap is not None:

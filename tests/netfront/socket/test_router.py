@@ -18,10 +18,11 @@ import time
 import pytest
 import zmq
 
-from netfront.socket.connections import MARK_BYTES, SWEEP_INTERVAL_NS, Connections, Limits
 from netfront.socket.flow_control import Credit
 from netfront.socket.listening_socket import BACKLOG
 from netfront.socket.message_socket import LENT_FROM_BYTES
+from netfront.socket.peers.connections import SWEEP_INTERVAL_NS, Connections, Limits
+from netfront.socket.peers.unsent_responses import MARK_BYTES
 from netfront.socket.router import MONITOR_REST_NS, PARTS_MAX, Router, Security
 from shm.queues.doorbell import Doorbell
 from shm.runtime.timing_wheel import NEVER_NS
@@ -136,7 +137,7 @@ def test_a_client_whose_queue_of_answers_is_full_is_closed_so_that_it_does_not_w
 
 WITHOUT_DESCRIPTORS = """
 import os, resource, zmq
-from netfront.socket.connections import Limits
+from netfront.socket.peers.connections import Limits
 from netfront.socket.router import Router
 router = Router(["tcp://127.0.0.1:*"], 1 << 20, Limits(10, 1 << 20, 2 << 20, 8 << 20, 64 << 20, 512 << 20))
 client = zmq.Context().socket(zmq.DEALER)
@@ -210,7 +211,7 @@ def test_a_message_of_too_many_parts_closes_its_sender_or_can_be_answered_where_
 
 GOES_WITH_ITS_QUEUE_FULL = """
 import socket, struct, time, zmq
-from netfront.socket.connections import Limits
+from netfront.socket.peers.connections import Limits
 from netfront.socket.router import Router
 from tests.kit.peers.raw_zmtp import RawPeer, message
 
@@ -363,17 +364,17 @@ def test_connections_that_come_and_go_end_the_sleep_once_in_a_while_and_not_each
     monitor.register(router.monitor_fd, select.POLLIN)
     try:
         router.watch(time.monotonic_ns())
-        router._monitor_read_ns = time.monotonic_ns() + 3_600_000_000_000
+        router._monitor.had_events_ns = time.monotonic_ns() + 3_600_000_000_000
         with socket.create_connection(("127.0.0.1", router.port), HANG_LIMIT_S) as stranger:
             assert monitor.poll(30_000)
             router.wait(bell, 0, 0)
             assert router.watch_at_ns == NEVER_NS, "strangers wake nobody now"
-            router._monitor_read_ns = 0
+            router._monitor.had_events_ns = 0
             router.wait(bell, None, 0)
             assert router.watch_at_ns == 0
             router.watch(time.monotonic_ns())
             assert len(router._peers) == 1
-            read_ns = router._monitor_read_ns
+            read_ns = router._monitor.had_events_ns
             assert read_ns > 0
             stranger.shutdown(socket.SHUT_RDWR)
             router.wait(bell, None, 0)  # it ends with the rest, also without a message

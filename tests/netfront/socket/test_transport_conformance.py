@@ -13,8 +13,8 @@ from typing import Protocol
 import pytest
 import zmq
 
-from netfront.socket.connections import Limits
 from netfront.socket.flow_control import Credit
+from netfront.socket.peers.connections import Limits
 from netfront.socket.router import Router
 from netfront.socket.transport import Transport
 from tests.kit.processes import wait_until

@@ -17,7 +17,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from netfront.socket.connections import SWEEP_INTERVAL_NS, SWEEP_PEERS
+from netfront.socket.peers.connection_costs import SWEEP_PEERS
+from netfront.socket.peers.connections import SWEEP_INTERVAL_NS
 from shm.queues.doorbell import Pollable, spin_then_sleep
 
 _PER_THREAD_CPU = 6

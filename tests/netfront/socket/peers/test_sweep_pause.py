@@ -8,10 +8,11 @@ import time
 
 import pytest
 
-from netfront.socket.connections import SWEEP_INTERVAL_NS, SWEEP_PEERS, Limits
 from netfront.socket.io_thread_slice import io_threads
+from netfront.socket.peers.connection_costs import SWEEP_PEERS
+from netfront.socket.peers.connections import SWEEP_INTERVAL_NS, Limits
+from netfront.socket.peers.sweep_pause import SweepPause, cpu_clock
 from netfront.socket.router import Router
-from netfront.socket.sweep_pause import SweepPause, cpu_clock
 from shm.queues.doorbell import Doorbell
 from shm.runtime.timing_wheel import NEVER_NS
 from tests.kit.peers.raw_zmtp import RawPeer, frame

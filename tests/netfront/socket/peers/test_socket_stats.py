@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from netfront.socket.socket_stats import KernelSocketStats
+from netfront.socket.peers.socket_stats import KernelSocketStats
 from tailrace.client.connections.runtime import NEAR_SEND_BUFFER_BYTES
 from tests.kit.processes import HANG_LIMIT_S
 
@@ -89,7 +89,7 @@ def test_a_connection_of_another_address_a_unix_socket_and_one_that_is_gone_keep
 
 WITHOUT_DESCRIPTORS = """
 import os, resource, socket
-from netfront.socket.socket_stats import KernelSocketStats
+from netfront.socket.peers.socket_stats import KernelSocketStats
 from tailrace.client.connections.runtime import NEAR_SEND_BUFFER_BYTES
 from tailrace.client.connections.runtime import NEAR_SEND_BUFFER_BYTES
 server = socket.create_server(("127.0.0.1", 0))

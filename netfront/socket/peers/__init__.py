@@ -1,0 +1,1 @@
+"""Connections of a front: who is there, what each costs, and which are closed."""
