@@ -42,16 +42,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from shm.crash_points import crash_point
 from shm.messages.lane_messages import Assignment
 from shm.tables.partition_table import PartitionState
-from tailrace.core.errors import UnsupportedBatchError
 from tailrace.core.schedule.delays import (
     DUE_COLUMN,
     NONE_DELIVERED,
@@ -60,23 +56,21 @@ from tailrace.core.schedule.delays import (
     TICK_US,
 )
 from tailrace.format.record_batch.batch_header import (
-    ATTRIBUTE_TRANSACTIONAL,
     BatchHeader,
     checksum_seed,
-    verify_batch,
 )
-from tailrace.format.record_batch.header_stamps import insert_header
 from workers.delays.changing_transaction import ChangingTransaction
 from workers.delays.dead_delays import DeadDelays
 from workers.delays.delay_log.batches import LogBatch, LogBatches, ticks_of
+from workers.delays.delay_log.change_batches import ChangeBatches
 from workers.delays.delay_log.ingest import GATHERED_BYTES, LogIngest
 from workers.delays.delay_log.tailer import LogTailer
 from workers.delays.delay_log.transactions import LogTransactions
-from workers.delays.delivery import Deliveries
-from workers.delays.delivery_marks import RETRY_INTERVAL_NS, RETRY_NS, DeliveryMarks
+from workers.delays.delivery.delivered_batches import Deliveries
+from workers.delays.delivery.delivery_marks import RETRY_INTERVAL_NS, RETRY_NS, DeliveryMarks
+from workers.delays.delivery.due_rows import DueRows, Write
 from workers.delays.listing import listed_rows
-from workers.delays.store.array_wheel import NEVER, Rows, no_rows
-from workers.delays.store.bucket_files import is_above
+from workers.delays.store.array_wheel import NEVER
 from workers.delays.store.log_versions import DUE, LogVersions, UnusableSchemaError
 from workers.delays.store.pending_store import PendingStore
 from workers.delays.store.recurring_rows import RecurringRows
@@ -85,7 +79,6 @@ from workers.segment.files import Files
 logger = logging.getLogger(__name__)
 
 COMMITTED_READ_BYTES = 64 << 10
-STUCK_TRIES = 10
 LEAD_TICKS = 10
 """Ticks are closed this long in advance, so that the mark's write to disk adds no lateness."""
 AWAIT_VERSION_NS = 10_000_000_000
@@ -93,24 +86,6 @@ AWAIT_VERSION_NS = 10_000_000_000
 SET_BACK_TICKS = 1_000
 """A wall clock this far behind the closed tick was set back."""
 _SPANS_S = {"1m": 60, "1h": 3_600, "1d": 86_400}
-
-Send = Callable[[Assignment, Any], bool]
-"""(partition, batch) -> True if the batch was written to its worker's lane."""
-
-
-@dataclass(slots=True)
-class Sent:
-    """A batch in flight to the partition."""
-
-    key: tuple[int, int]
-    """Key of its last row."""
-    previous: tuple[int, int]
-    """Key of the row before its first."""
-    data: bytearray
-    rows: Rows
-    at_ns: int
-    schema_id: int
-    tries: int = 1
 
 
 class DelayPartition:
@@ -124,7 +99,7 @@ class DelayPartition:
         topic: Assignment,
         log_state: Callable[[], PartitionState],
         delivered: Callable[[], tuple[int, int]],
-        send: Send,
+        send: Write,
         incarnation: int,
         now_ns: int,
         wall_us: int,
@@ -147,9 +122,8 @@ class DelayPartition:
         self._awaits_version_ns: int | None = None
         """Since then a batch in the log has waited for its version to be known."""
         self.batches = LogBatches(self.versions)
-        self.payload_max = payload_max
         self._log_seed = checksum_seed(log.topic_id, log.partition)
-        self._deliveries = Deliveries(self.versions, payload_max)
+        self.change_batches = ChangeBatches(self.versions, self._log_seed, payload_max)
         self._aside = DeadDelays(files, directory, self.versions)
         self._failure: Exception | None = None
         """Error of a request while it read the log. The partition must then be closed."""
@@ -177,15 +151,16 @@ class DelayPartition:
         """
         self._waiting_mark: BatchHeader | None = None
         """A mark of a new epoch that waits for a batch or job in progress."""
-        self._ready = no_rows()
-        self._sent: Sent | None = None
+        self._due = DueRows(
+            self._store, self._recurring, self._marks, Deliveries(self.versions, payload_max),
+            self._aside, self.counters, delivered, self._write, now_ns, wall_us,
+        )  # fmt: skip
         self._is_lane_full = False
         """True if the worker's lane was full in this step."""
-        self._applied_delivered = (0, 0)
         self._now_ns = now_ns
         self._wall_us = wall_us
         if self._marks.closed:
-            self._release(self._marks.closed_tick)
+            self._due.release(self._marks.closed_tick)
 
     def _max_message_bytes(self) -> int:
         return int(self.log.settings["max.message.bytes"])
@@ -232,11 +207,12 @@ class DelayPartition:
         if self._failure is not None:
             raise self._failure
         self._now_ns, self._wall_us = now_ns, wall_us
+        self._due.set_time(now_ns, wall_us)
         self._store.set_time(now_ns, self._now_tick)
         self._is_lane_full = False
         if not self._store.is_version_saved and not self._store.is_busy:
             self._store.save_version()
-        work = self._apply_delivered()
+        work = self._due.apply_delivered()
         work += self._read_log()
         work += self._store.load_upcoming()
         work += self._deliver()
@@ -255,12 +231,12 @@ class DelayPartition:
     def next_due_us(self) -> int | None:
         """Return the next wall-clock time with work after this step, or None."""
         ticks = [self._store.next_file_tick()]
-        if self._sent is None and len(self._ready):
-            ticks.append(int(self._ready[0, 0]))
+        if self._due.sent is None and len(self._due.ready):
+            ticks.append(int(self._due.ready[0, 0]))
         if (
-            self._sent is None
+            self._due.sent is None
             and not self._marks.is_asked
-            and not (len(self._ready) and self._marks.is_fenced)
+            and not (len(self._due.ready) and self._marks.is_fenced)
         ):
             # no mark closes what is closed
             ticks.append(max(self._first_waiting(), self._marks.closed_tick + 1) - LEAD_TICKS)
@@ -285,8 +261,8 @@ class DelayPartition:
                 is_settled=self.is_settled and self._waiting_mark is None,
             )
         ]
-        if self._sent is not None:
-            deadlines.append(self._sent.at_ns + RETRY_NS)
+        if self._due.sent is not None:
+            deadlines.append(self._due.sent.at_ns + RETRY_NS)
         if self._awaits_version_ns is not None:
             deadlines.append(self._awaits_version_ns + AWAIT_VERSION_NS)
         if self._may_ask_for_mark:
@@ -296,13 +272,13 @@ class DelayPartition:
     @property
     def is_settled(self) -> bool:
         """True if everything that was released is delivered."""
-        return self._sent is None and not len(self._ready)
+        return self._due.is_settled
 
     # ---- the delay log ---------------------------------------------------------------------------
 
     def _read_log(self) -> int:
         if self._waiting_mark is not None:
-            if self._sent is not None or self._store.is_busy:
+            if self._due.sent is not None or self._store.is_busy:
                 return 0
             self._begin_epoch(
                 self._waiting_mark.min_tick,
@@ -382,22 +358,21 @@ class DelayPartition:
         if not self._marks.apply(header):
             self._waiting_mark = header
             return False
-        self._release(self._marks.closed_tick)
+        self._due.release(self._marks.closed_tick)
         return True
 
     def _begin_epoch(self, ordinal: int, delivered: tuple[int, int]) -> None:
         """Begin an epoch after the clock was set back, with rows up to `delivered` delivered. Rows
         that are not due any more wait again. The others stay released: they are closed.
         """
-        ready, self._ready = self._recurring.take_back(self._ready, delivered), no_rows()
         self._store.set_back(
             (ordinal & TICK_MASK) - 1,
             delivered,
-            ready,
+            self._due.take_back(delivered),
             lambda rows: ticks_of(rows.column(DUE), ordinal & TICK_MASK),
         )
         self._marks.begin_epoch(ordinal)
-        self._release(self._marks.closed_tick)
+        self._due.release(self._marks.closed_tick)
         logger.warning(
             "clock_set_back topic=%s partition=%d epoch=%d",
             self.topic.topic,
@@ -422,22 +397,10 @@ class DelayPartition:
         self, rows: pa.RecordBatch, token: int, transaction: ChangingTransaction | None = None,
         owner: int = 0,
     ) -> bytearray:  # fmt: skip
-        """Encode rows that cancel or replace others as a batch of the delay log.
-
-        `token`, above 0, marks the appliance's batches: the worker accepts it from the scheduler
-        only. It identifies the request when the batch is read. Rows of a `transaction` come in
-        pairs (see `reservations`). `owner` is that of all rows that it changes.
-        """
-        header = BatchHeader(
-            record_count=rows.num_rows, last_offset_delta=rows.num_rows - 1,
-            first_timestamp_us=self._wall_us, max_timestamp_us=self._wall_us,
-            schema_id=self.log.schema_id, due_us=token, delay_position=owner or -1,
-        )  # fmt: skip
-        if transaction is not None:
-            header.attributes = ATTRIBUTE_TRANSACTIONAL
-            header.producer_id, header.producer_epoch = transaction.key
-            header.previous_position = transaction.number
-        return insert_header(rows.serialize(), header, self._log_seed)
+        """See `ChangeBatches.encode`."""
+        return self.change_batches.encode(
+            rows, token, self._wall_us, self.log.schema_id, transaction, owner
+        )
 
     def replacement(self, row: pa.RecordBatch, due_us: int, origin: int) -> pa.RecordBatch:
         """See `LogBatches.replacement`. Raises UnsupportedBatchError."""
@@ -447,122 +410,13 @@ class DelayPartition:
         """See `LogBatches.cancellation`."""
         return self.batches.cancellation(origin)
 
-    def renewed(self, change: bytearray) -> bytearray:
-        """Return a batch of `change_batch` in the log's newest version, or as it is if that cannot
-        hold its values or is too long.
-        """
-        header = verify_batch(memoryview(change), self._log_seed)
-        rows = pa.ipc.read_record_batch(
-            pa.ipc.read_message(pa.py_buffer(change)), self.versions.schema(header.schema_id)
-        )
-        try:
-            data = self.versions.to_newest(rows).serialize()
-        except UnsupportedBatchError:
-            return change
-        header.schema_id = self.log.schema_id
-        made = insert_header(data, header, self._log_seed)
-        return made if len(made) <= self.payload_max else change
-
-    # ---- what is due -----------------------------------------------------------------------------
-
-    def _release(self, tick: int) -> None:
-        """Release rows up to the closed `tick` for delivery, except those delivered before."""
-        rows = self._store.release(tick)
-        if self._recurring and len(rows):
-            rows = self._recurring.expand(rows, tick)
-        self._ready = np.concatenate([self._ready, rows]) if len(self._ready) else rows
-        self._drop_delivered(self._delivered())
-
-    def _apply_delivered(self) -> int:
-        sent = self._sent
-        if sent is None or (delivered := self._delivered()) == sent.previous:
-            return 0
-        self._sent = None
-        if delivered == sent.key:
-            self._applied_delivered = delivered
-            self._store.rows.done(sent.rows)
-            self.counters.delivered += len(sent.rows)
-            return 1
-        # ours was refused, because a predecessor's batch was in flight
-        self._ready = np.concatenate([sent.rows, self._ready])
-        return 1
-
-    def _drop_delivered(self, delivered: tuple[int, int]) -> None:
-        """Drop ready rows that a predecessor has delivered."""
-        if delivered[0] >> TICK_BITS == self._marks.epoch and len(self._ready):
-            left = is_above(
-                self._ready[:, 0], self._ready[:, 1], (delivered[0] & TICK_MASK, delivered[1])
-            )
-            self._store.rows.done(self._ready[~left])
-            self._ready = self._ready[left]
+    # ---- delivery --------------------------------------------------------------------------------
 
     def _deliver(self) -> int:
-        if self._sent is not None:
-            if self._sent.schema_id == self.topic.schema_id:
-                return self._resend(self._sent)
-            self._ready = np.concatenate([self._sent.rows, self._ready])
-            self._sent = None
-        if not self._has_topics_schema:
+        self._due.settle_altered(self.topic)
+        if self._due.sent is None and not self._has_topics_schema:
             return 0
-        previous = self._delivered()
-        if previous != self._applied_delivered:
-            self._drop_delivered(previous)
-            self._applied_delivered = previous
-        if (
-            not len(self._ready)
-            or self._ready[0, 0] > self._now_tick
-            or previous[0] >> TICK_BITS > self._marks.epoch
-        ):
-            return 0  # none ready; not due any more; or an epoch is being read again
-        if (
-            not self._marks.is_fenced
-            or self._marks.asks_for_epoch
-            or self._waiting_mark is not None
-        ):
-            # A mark of a new epoch, which names the last delivered row, may be in flight or waiting.  # noqa: E501
-            return 0
-        due = self._ready[: int(np.searchsorted(self._ready[:, 0], self._now_tick, "right"))]
-        epoch_bits = self._marks.epoch << TICK_BITS
-        rows, data, reason = self._deliveries.next_of(
-            due, self._store.rows, self.topic, epoch_bits, previous, self._wall_us
-        )
-        if data is None:
-            self._aside.keep_row(int(rows[0, 1]), self._store.rows.columns_of(rows), reason)
-            self._store.rows.done(rows)
-            self._ready = self._ready[1:]
-            return 1
-        if not self._write(self.topic, data):
-            return 0
-        crash_point("scheduler.after_delivery")
-        self.counters.lateness_us = self._wall_us - int(rows[0, 0]) * TICK_US
-        self._sent = Sent(
-            (epoch_bits | int(rows[-1, 0]), int(rows[-1, 1])), previous, data, rows, self._now_ns,
-            self.topic.schema_id,
-        )  # fmt: skip
-        self._ready = self._ready[len(rows) :]
-        return 1
-
-    def _resend(self, sent: Sent) -> int:
-        """Resend a batch that is not settled: it was refused, or lost with a worker. Take it back
-        if it is not due any more.
-        """
-        if self._now_ns - sent.at_ns < RETRY_NS:
-            return 0
-        if sent.rows[-1, 0] > self._now_tick:
-            self._ready = np.concatenate([sent.rows, self._ready])
-            self._sent = None
-        elif not self._write(self.topic, sent.data):
-            return 0
-        sent.at_ns = self._now_ns
-        sent.tries += 1
-        if sent.tries % STUCK_TRIES == 0:
-            logger.warning(
-                "delivery_refused topic=%s partition=%d tries=%d rows=%d advice=%r",
-                self.topic.topic, self.topic.partition, sent.tries,
-                len(sent.rows), "run `tailrace status`: the disk may be full or broken, or "
-                                "max.message.bytes below the record's size",
-            )  # fmt: skip
-        return 1
+        return self._due.deliver(self.topic, waits_for_mark=self._waiting_mark is not None)
 
     def _write(self, target: Assignment, data: Any) -> bool:
         """Write a batch to the worker's lane.
@@ -577,7 +431,7 @@ class DelayPartition:
 
     def _first_waiting(self) -> int:
         """Return the tick of the earliest row in memory, or NEVER."""
-        first: int = min([self._store.rows.wheel.earliest(), *self._ready[:1, 0].tolist()])
+        first: int = min([self._store.rows.wheel.earliest(), *self._due.ready[:1, 0].tolist()])
         return first
 
     @property
@@ -596,10 +450,10 @@ class DelayPartition:
 
         Until then a lost mark is not requested again either.
         """
-        if self._sent is not None or self._waiting_mark is not None:
+        if self._due.sent is not None or self._waiting_mark is not None:
             return False
         return (
-            not (len(self._ready) and self._marks.is_fenced)
+            not (len(self._due.ready) and self._marks.is_fenced)
             or self._marks.asks_for_epoch
             or self._is_set_back
         )

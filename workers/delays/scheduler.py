@@ -40,7 +40,7 @@ from shm.tables.partition_table import PartitionTable
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.directory.delay_files import PendingDamagedError
 from tailrace.protocol.json_messages import encode_reply
-from workers.delays.delivery_marks import RETRY_INTERVAL_NS
+from workers.delays.delivery.delivery_marks import RETRY_INTERVAL_NS
 from workers.delays.requests.changes import Requester
 from workers.delays.requests.service import DelayRequests
 from workers.delays.wall_clock_timer import WallClockTimer

@@ -31,9 +31,10 @@ from tailrace.kernel.reference_arrow import default_rows
 from tests.kit.batches import TOPIC_ID
 from tests.kit.log_files.logs import Bench, assignment, simulated_regions
 from tests.kit.log_files.simdisk import SimDisk, SimFiles
-from workers.delays import delay_partition, delivery
+from workers.delays import delay_partition
 from workers.delays.delay_log.ingest import Change
 from workers.delays.delay_partition import DelayPartition
+from workers.delays.delivery import delivered_batches
 from workers.delays.store import pending_store
 from workers.flush.flusher_settings import FlusherSettings
 
@@ -58,7 +59,7 @@ def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make files, batches and intervals so small that a short schedule sees all of them."""
     monkeypatch.setattr(pending_store, "SAVE_BYTES", 4_000)
     monkeypatch.setattr(pending_store, "SAVE_AFTER_NS", 300_000_000)
-    monkeypatch.setattr(delivery, "DELIVERY_ROWS", 5)
+    monkeypatch.setattr(delivered_batches, "DELIVERY_ROWS", 5)
     monkeypatch.setattr(pending_store, "TIDY_INTERVAL_NS", 200_000_000)
 
 
@@ -217,7 +218,7 @@ class DelayWorld:
     def _check_invariants(self) -> None:
         """What docstrings of the scheduler's modules state, between two steps."""
         partition = self.partition
-        store, marks, ready = partition._store, partition._marks, partition._ready
+        store, marks, ready = partition._store, partition._marks, partition._due.ready
         assert store.cursor <= partition._follower.next_offset, (
             "the cursor is ahead of what was read"
         )
@@ -230,8 +231,8 @@ class DelayWorld:
                 | ((ready[1:, 0] == ready[:-1, 0]) & (ready[1:, 1] > ready[:-1, 1]))
             ).all()
         ), "not in due order"
-        if partition._sent is not None:
-            assert partition._sent.previous < partition._sent.key, (
+        if partition._due.sent is not None:
+            assert partition._due.sent.previous < partition._due.sent.key, (
                 "a delivery that does not follow the last"
             )
 

@@ -133,9 +133,9 @@ def test_a_delivery_that_meets_the_alteration_on_its_way_is_made_again() -> None
     world.schedule([SECOND] * 4)
     world.settle()
     world.pass_time(2 * SECOND)
-    while world.partition._sent is None:
+    while world.partition._due.sent is None:
         world.partition.step(world.now_ns, world.wall_us)
-        if world.partition._sent is None:
+        if world.partition._due.sent is None:
             world.settle()
     world.alter()  # the worker reads this first
     world.settle()

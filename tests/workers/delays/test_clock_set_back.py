@@ -28,7 +28,7 @@ def _save(world: DelayWorld) -> None:
 
 
 def _until_delivered(world: DelayWorld, count: int) -> None:
-    while len(world.delivered()) < count or world.partition._sent is not None:
+    while len(world.delivered()) < count or world.partition._due.sent is not None:
         world.pass_time(100 * MS)
         world.step()
 
@@ -75,7 +75,7 @@ def test_rows_that_the_mark_of_an_epoch_closes_are_not_pending_whenever_the_log_
     world.schedule([10 * SECOND] * 20)
     _save(world)
     world.pass_time(100 * SECOND)
-    while not len(world.partition._ready):
+    while not len(world.partition._due.ready):
         world.settle()
         world.partition.step(world.now_ns, world.wall_us)
     world.pass_time(MS, -30 * SECOND)

@@ -14,7 +14,7 @@ from tests.kit import seeds
 from tests.kit.matrices import short
 from tests.kit.stepped.delay_schedules import change_one, harm_and_step, schedule_some
 from tests.kit.stepped.delays import MS, SECOND, DelayWorld, make_small
-from workers.delays import delivery
+from workers.delays.delivery import delivered_batches
 
 SEEDS_A_TEST = 2
 
@@ -80,5 +80,5 @@ def test_each_occurrence_of_a_recurring_record_comes_once(
     block: range, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recurrence, "MISSED_AT_ONCE", 50)
-    monkeypatch.setattr(delivery, "DELIVERY_ROWS", 50)
+    monkeypatch.setattr(delivered_batches, "DELIVERY_ROWS", 50)
     seeds.run_each(lambda seed: run(seed, 60, recurring=True), block)

@@ -22,7 +22,7 @@ from tests.kit.batches import reseal
 from tests.kit.matrices import short
 from tests.kit.stepped.delay_schedules import finish_with_a_kill_at
 from tests.kit.stepped.delays import LOG_SEED, MS, SCHEMA, SECOND, DelayWorld, Killed, make_small
-from workers.delays import delivery_marks as marks
+from workers.delays.delivery import delivery_marks as marks
 from workers.delays.store import pending_store
 
 
@@ -138,7 +138,7 @@ def test_rows_saved_while_they_were_handed_out_wait_again_when_the_clock_is_set_
     while not is_saving():
         world.step()
     world.pass_time(15 * MS)
-    while not len(world.partition._ready):
+    while not len(world.partition._due.ready):
         world.settle()
         world.step()
     assert is_saving(), "the first two were handed out while they were being saved"
@@ -147,9 +147,9 @@ def test_rows_saved_while_they_were_handed_out_wait_again_when_the_clock_is_set_
     world.pass_time(6 * MS * delivered)
     for _ in range(steps):
         world.step()
-    while len(world.delivered()) < delivered or world.partition._sent is not None:
+    while len(world.delivered()) < delivered or world.partition._due.sent is not None:
         world.step()
-    assert len(world.partition._ready) == 2 - delivered
+    assert len(world.partition._due.ready) == 2 - delivered
     world.pass_time(MS, -10 * SECOND)
     world.finish()
     assert len(world.delivered()) == 3

@@ -31,8 +31,8 @@ from tests.kit.stepped.delays import LOG_SEED, SCHEMA, DelayWorld
 from tests.kit.stepped.foreign_rows import FOREIGN, encoded, foreign, put
 from workers.append import batch_validation as batch_checks
 from workers.delays import dead_delays as set_aside
-from workers.delays import delivery
 from workers.delays.delay_log.batches import LogBatches, RefusedBatchError
+from workers.delays.delivery import delivered_batches
 from workers.delays.store import recurring_rows
 from workers.delays.store.log_versions import LogVersions, UnusableSchemaError
 
@@ -255,7 +255,7 @@ def test_records_that_were_taken_under_a_larger_limit_are_delivered_when_it_is_l
 
 
 def test_deliveries_are_cut_by_what_they_take_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "DELIVERY_BYTES", 1 << 20)
+    monkeypatch.setattr(delivered_batches, "DELIVERY_BYTES", 1 << 20)
     world = DelayWorld(8)
     rows = pa.concat_batches([foreign(1, b"%d" % n * (12_000 if n % 3 else 1)) for n in range(30)])
     for start in range(0, 30, 3):
@@ -401,7 +401,7 @@ def test_a_recurrence_since_ever_is_caught_up_in_bounded_steps_and_others_are_no
     names: set[str] = set()
     for number in range(1_500):
         world.step()
-        largest = max(largest, len(world.partition._ready))
+        largest = max(largest, len(world.partition._due.ready))
         if number % 25 == 0 and {"r0", "r1"} <= (names := {name for name, _ in world.delivered()}):
             break
     assert largest <= 1_100, "no more than so many occurrences are handed out at a time"

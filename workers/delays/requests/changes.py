@@ -268,9 +268,12 @@ class DelayChanges:
             owner,
         )
         limit = (
-            partition.payload_max
+            partition.change_batches.payload_max
             if len(rows) == 1
-            else min(partition.payload_max, int(partition.log.settings["max.message.bytes"]))
+            else min(
+                partition.change_batches.payload_max,
+                int(partition.log.settings["max.message.bytes"]),
+            )
         )
         if len(batch) <= limit:
             partition.changes[token] = Change()
@@ -437,7 +440,8 @@ class DelayChanges:
         """Send a batch, or send it again when it is time."""
         schema_id = part.partition.log.schema_id
         if part.schema_id != schema_id:  # the worker refuses what was not appended before
-            part.batch, part.schema_id = part.partition.renewed(part.batch), schema_id
+            part.batch = part.partition.change_batches.renewed(part.batch, schema_id)
+            part.schema_id = schema_id
         if part.is_sent and now_ns < part.resend_ns:
             return
         if self._write(part.partition.log, part.batch):

@@ -1,0 +1,1 @@
+"""Delivery of delayed records: marks that close ordinals, the rows that are due, their batches."""
