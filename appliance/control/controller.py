@@ -118,13 +118,9 @@ def build(
         lambda index, topic_id: publisher.to(Role.FLUSHER, index).put(LaneKind.PURGE, topic_id),
         publisher.publish_purged, leases.elapsed_ms, leases.keep_time, clock.wall_us,
     )  # fmt: skip
-    commands = TopicCommands(
-        catalog, topics, dedicated, state_of, clock.wall_us, topic_bin=topic_bin,
-        ring_bytes=int(settings["ring_bytes"]), lane_bytes=int(settings["lane_bytes"]),
-        topic_defaults=publisher.topic_defaults,
-    )  # fmt: skip
-    commands.deletions_kept_ms = int(settings["topic.delete.retention.ms"])
-    commands.quotas = settings["quotas"]
+    commands = _topic_commands(
+        context, catalog, topics, dedicated, state_of, topic_bin, publisher.topic_defaults
+    )
     for topic in topics.values():
         publisher.placement.assign(topic)
     publisher.connect_workers()
@@ -173,6 +169,26 @@ def build(
         rights.ensure_administrator(spec.data_dirs[0], settings["listen"])
     _report_ready(context)
     return controller
+
+
+def _topic_commands(
+    context: ProcessContext,
+    catalog: Catalog,
+    topics: dict[str, Topic],
+    dedicated: DedicatedWorkers,
+    state_of: Callable[[PartitionRow], PartitionState],
+    topic_bin: TopicBin,
+    topic_defaults: dict[str, Any],
+) -> TopicCommands:
+    settings = context.spec.settings
+    commands = TopicCommands(
+        catalog, topics, dedicated, state_of, context.clock.wall_us, topic_bin=topic_bin,
+        ring_bytes=int(settings["ring_bytes"]), lane_bytes=int(settings["lane_bytes"]),
+        topic_defaults=topic_defaults,
+    )  # fmt: skip
+    commands.deletions_kept_ms = int(settings["topic.delete.retention.ms"])
+    commands.quotas = settings["quotas"]
+    return commands
 
 
 def _incoming(context: ProcessContext) -> dict[int, LaneReader]:

@@ -162,14 +162,7 @@ class Front:
             "cluster_id": cluster_id, "server": "tailrace", "auto_create_topics": auto_create_topics
         }  # fmt: skip
         """Response to a handshake."""
-        self._produce_service = ProduceService(
-            workers=links.workers, connect_worker=links.connect_worker, routing=routing,
-            ledger=ledger,
-            sessions=self._sessions, responses=self._responses,
-            on_settled=self._fetches.on_settled, start_ns=start_ns,
-            durations=slot.histogram(Measure.PRODUCE), exemplars=slot.exemplars,
-            monotonic_ns=clock.monotonic_ns, wall_us=clock.wall_us,
-        )  # fmt: skip
+        self._produce_service = self._new_produce_service(links, start_ns)
         self._acknowledgements = self._produce_service.acknowledgements
         self._catalog_feed = CatalogFeed(
             routing=routing, reader=reader, produce_service=self._produce_service,
@@ -191,18 +184,31 @@ class Front:
             time_slicer=self._time_slicer, requests=slot.requests, gate=gate, now_ns=start_ns,
             catch_up=self._forwarding.catch_up,
         )  # fmt: skip
-        self._handlers = RequestHandlers(
-            produce_service=self._produce_service, fetch_requests=self._fetch_requests,
-            lookups=LookupRequests(
-                self._metadata_service, self._responses, self._time_slicer, transport
-            ),
-            credit_service=self._credit_service, forwarding=self._forwarding,
-            responses=self._responses, time_slicer=self._time_slicer,
-        )  # fmt: skip
+        self._handlers = self._new_handlers()
         self._dispatcher.handlers = self._handlers.table(gate)
         self._use_quotas(quotas)
         if audit is not None:
             self._begin_audit(audit)
+
+    def _new_produce_service(self, links: Links, start_ns: int) -> ProduceService:
+        slot, clock = self._slot, self._clock
+        return ProduceService(
+            workers=links.workers, connect_worker=links.connect_worker, routing=self._routing,
+            ledger=self._ledger, sessions=self._sessions, responses=self._responses,
+            on_settled=self._fetches.on_settled, start_ns=start_ns,
+            durations=slot.histogram(Measure.PRODUCE), exemplars=slot.exemplars,
+            monotonic_ns=clock.monotonic_ns, wall_us=clock.wall_us,
+        )  # fmt: skip
+
+    def _new_handlers(self) -> RequestHandlers:
+        lookups = LookupRequests(
+            self._metadata_service, self._responses, self._time_slicer, self._transport
+        )
+        return RequestHandlers(
+            produce_service=self._produce_service, fetch_requests=self._fetch_requests,
+            lookups=lookups, credit_service=self._credit_service, forwarding=self._forwarding,
+            responses=self._responses, time_slicer=self._time_slicer,
+        )  # fmt: skip
 
     def _know_users(self, gate: Gate) -> None:
         """Let users in by their rights; producer ids and group members are theirs."""

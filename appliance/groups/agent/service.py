@@ -99,41 +99,21 @@ class GroupService:
         self._suspended = SuspendedGroups()
         self._sessions = Sessions(now_ns, self._expired)
         self._table = GroupTable(
-            store,
-            topics,
-            limits,
-            self._sessions,
-            self._share_count,
-            self._wall_ms,
+            store, topics, limits, self._sessions, self._share_count, self._wall_ms,
             self._elapsed_ms,
-        )
+        )  # fmt: skip
         self._book = OffsetBook(store)
         self._prepared_offsets = PreparedOffsets()
         start_offsets = StartOffsets(topics, self._book, self._elapsed_ms)
         offset_requests = OffsetRequests(
-            self._table,
-            self._book,
-            start_offsets,
-            topics,
-            limits,
-            answer_max,
-            self._wall_ms,
-            self._elapsed_ms,
-            self._prepared_offsets,
-        )
+            self._table, self._book, start_offsets, topics, limits, answer_max, self._wall_ms,
+            self._elapsed_ms, self._prepared_offsets,
+        )  # fmt: skip
         self._heartbeats = Heartbeats(
-            self._table,
-            self._sessions,
-            self._outgoing,
-            topics,
-            limits,
-            Assignors() if assignors is None else assignors,
-            self._wall_ms(),
-            HandOvers(topics, self._book),
-            start_offsets,
-            answer_max,
-            self._suspended,
-        )
+            self._table, self._sessions, self._outgoing, topics, limits,
+            Assignors() if assignors is None else assignors, self._wall_ms(),
+            HandOvers(topics, self._book), start_offsets, answer_max, self._suspended,
+        )  # fmt: skip
         describing = GroupDescriber(
             store, topics, self._book, start_offsets, answer_max,
             self.summary, self._prepared_offsets,
@@ -149,14 +129,10 @@ class GroupService:
         )  # fmt: skip
         self._table.load(now_ns)
         self._begin(now_ns)
-        self.transactions = (
-            None
-            if transactions is None
-            else transactions(
-                effects.for_coordinator(),
-                Times(self._wall_ms, self._elapsed_ms),
-            )
-        )
+        self.transactions: TransactionCoordinator | None = None
+        if transactions is not None:
+            times = Times(self._wall_ms, self._elapsed_ms)
+            self.transactions = transactions(effects.for_coordinator(), times)
         self._requests = GroupRequests(
             table=self._table, suspended=self._suspended, classic=classic,
             heartbeats=self._heartbeats, offset_requests=offset_requests,
