@@ -6,7 +6,6 @@ A schedule that fails is replayed by `run(seed)`.
 
 from __future__ import annotations
 
-import errno
 import os
 import random
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from tailrace.protocol import produce_messages
 from tests.kit.batches import TIME_US
 from tests.kit.checker import History, check
 from tests.sim.actors import LATER, TOPIC, AdminActor, ConsumerActor, Delayed, ProducerActor, skip
+from tests.sim.faults import AllKilled, cause
 from tests.sim.group_members import MemberActor, are_settled, committed, members
 from tests.sim.machine_parts import ADDRESS, MS, SECOND, PowerLost
 from tests.sim.plan import Plan, plan
@@ -36,15 +36,10 @@ from tests.sim.share_members import ShareActor, partitions_of_queue, share_membe
 from tests.sim.share_members import settings as queue_settings
 from tests.sim.world import World
 
-HOUR_US = 3_600_000_000
 QUEUE_RATE = 0.3
 QUEUE_FAULT_RATE = 0.06
 RAW_RATE = 0.5
 """Of schedules: how many have a producer that sends requests of many batches past the SDK."""
-
-
-class AllKilled(BaseException):
-    """SIGKILL of every process at once."""
 
 
 class Schedule:
@@ -246,29 +241,11 @@ class Schedule:
                 world.pass_time(world.now_ns + self.rng.randrange(1, 200) * MS)
 
     def _fault(self, fault: str) -> None:
-        world, rng = self.world, self.rng
-        self.log.append(f"{world.steps}: {fault}")
-        living = [child for child in world.children if child.agent is not None]
-        if fault == "kill":
-            world.fate.doom(rng.randint(0, 40))
-        elif fault == "crash point":
-            world.fate.crash_at_a_point()
-        elif fault == "stop" and living:
-            rng.choice(living).stopped_until_ns = world.now_ns + rng.randrange(1, 3000) * MS
-        elif fault == "kill all":
-            world.fate.doom(rng.randint(0, 60), AllKilled)
-        elif fault == "power":
-            world.fate.doom(rng.randint(0, 60), PowerLost)
-        elif fault == "cut" and world.network.links:
-            world.network.cut(rng.choice(list(world.network.links.values())))
-        elif fault == "clock":
-            world.wall_offset_us += rng.choice((-1, 1)) * HOUR_US
-        elif fault == "disk error":
-            break_disk(world, rng)
-        elif fault == "full disk":
-            world.disk.free = 0 if world.disk.free else 1 << 40
-        elif fault == "restart":
-            world.stop_cleanly()
+        self.log.append(f"{self.world.steps}: {fault}")
+        if fault == "full disk":
+            self.world.disk.free = 0 if self.world.disk.free else 1 << 40
+        else:
+            cause(fault, self.world, self.rng)
 
     def _heal(self) -> None:
         """No more faults: everything that was sent must end well, and everybody come to rest."""
@@ -506,18 +483,3 @@ def run(seed: int) -> Schedule:
         )
         raise
     return schedule
-
-
-def break_disk(world: World, rng: random.Random) -> None:
-    """The next changes of one data directory fail."""
-    broken = rng.choice(world.data_dirs)
-    left = rng.randint(1, 3)
-
-    def hook(operation: str, path: str) -> None:
-        nonlocal left
-        world.fate.count_down()
-        if left and path.startswith(broken + "/") and operation in ("write", "sync"):
-            left -= 1
-            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-
-    world.disk.hook = hook

@@ -22,8 +22,8 @@ from tailrace.core.topic_partition import TopicPartition
 from tailrace.protocol.frame import Api
 from tests.kit.batches import TIME_US
 from tests.kit.transactional.transaction_checker import Read, TransactionHistory, check_transformed
+from tests.sim.faults import AllKilled, cause
 from tests.sim.machine_parts import ADDRESS, MS, SECOND, PowerLost
-from tests.sim.schedule import AllKilled, break_disk
 from tests.sim.transactional_programs import Common, Program
 from tests.sim.world import World
 
@@ -210,33 +210,15 @@ class TransactionSchedule:
         world, rng = self.world, self.rng
         self.log.append(f"{world.steps}: {fault}")
         living = [child for child in world.children if child.agent is not None]
-        if fault == "kill":
-            world.fate.doom(rng.randint(0, 40))
-        elif fault == "kill groups":
+        if fault == "kill groups":
             for child in [one for one in living if one.role is Role.GROUPS]:
                 world.fate.doom(rng.randint(0, 12))
                 for _ in range(8):
                     if child.agent is not None and world.is_runnable(child):
                         world.step(child)
                 world.fate.pardon()
-        elif fault == "crash point":
-            world.fate.crash_at_a_point()
-        elif fault == "stop" and living:
-            rng.choice(living).stopped_until_ns = world.now_ns + rng.randrange(1, 3000) * MS
-        elif fault == "kill all":
-            world.fate.doom(rng.randint(0, 60), AllKilled)
-        elif fault == "power":
-            world.fate.doom(rng.randint(0, 60), PowerLost)
-        elif fault == "cut" and world.network.links:
-            world.network.cut(rng.choice(list(world.network.links.values())))
-        elif fault == "clock":
-            world.wall_offset_us += rng.choice((-1, 1)) * 3_600_000_000
         elif fault == "late":
             world.now_ns += rng.randrange(1, 1_500) * MS
-        elif fault == "restart":
-            world.stop_cleanly()
-        elif fault == "disk error":
-            break_disk(world, rng)
         elif fault == "slow disk":
             for child in [one for one in living if one.role is Role.FLUSHER]:
                 child.stopped_until_ns = world.now_ns + rng.randrange(1, 3000) * MS
@@ -249,6 +231,8 @@ class TransactionSchedule:
                 if child.agent is not None and world.is_runnable(child):
                     world.step(child)
                 world.fate.pardon()
+        else:
+            cause(fault, world, rng)
 
     # ---- the end ---------------------------------------------------------------------------------
 
