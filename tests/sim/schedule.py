@@ -93,6 +93,24 @@ class Schedule:
 
     def _set_up(self) -> None:
         world, plan = self.world, self.plan
+        queue_given = queue_settings(self.queue_rng) if self.queue_rng.random() < QUEUE_RATE else {}
+        world.changes_layout = plan.changes_layout
+        self._make_topics(queue_given)
+        world.boot()
+        world.settle_servers()
+        self.delayed = Delayed(world, self.rng, min(2, plan.partitions)) if plan.delays else None
+        self._add_producers()
+        self.actors += [
+            ConsumerActor(
+                self._consumer(), self.history, not plan.is_lossless, plan.may_have_holes,
+                plan.deletes,
+            )
+            for _ in range(plan.consumers)
+        ]  # fmt: skip
+        self._add_groups_and_queues(queue_given)
+
+    def _make_topics(self, queue_given: dict[str, Any]) -> None:
+        world, plan = self.world, self.plan
         catalog = world.open_catalog()
         catalog.slots.register([(path, path) for path in world.data_dirs])
         # Straight into the catalog: users may not set segments as small as this.
@@ -101,9 +119,7 @@ class Schedule:
             given["message.timestamp.type"] = "LogAppendTime"
         if plan.dedicated:
             given["worker.dedicated"] = True
-        queue_given = queue_settings(self.queue_rng) if self.queue_rng.random() < QUEUE_RATE else {}
         given |= queue_given
-        world.changes_layout = plan.changes_layout
         catalog.create_topic(TOPIC, plan.partitions, given, DEFAULT_SCHEMA_MESSAGE, False, TIME_US)
         if plan.delays:
             given = {"durability": plan.durability, "segment.bytes": 4000, "delay.enabled": True}
@@ -121,9 +137,9 @@ class Schedule:
                 later.topic_id,
             )
         catalog.close()
-        world.boot()
-        world.settle_servers()
-        self.delayed = Delayed(world, self.rng, min(2, plan.partitions)) if plan.delays else None
+
+    def _add_producers(self) -> None:
+        world, plan = self.world, self.plan
         for number in range(plan.producers):
             producer = Producer(
                 ADDRESS, runtime=world.runtime, acks=plan.acks, linger_ms=self.rng.choice((0, 5)),
@@ -138,17 +154,9 @@ class Schedule:
             producer.partitions_for(TOPIC)
             if plan.delays:
                 producer.partitions_for(LATER)
-        self.actors += [
-            ConsumerActor(
-                self._consumer(),
-                self.history,
-                not plan.is_lossless,
-                plan.may_have_holes,
-                plan.deletes,
-            )
-            for _ in range(plan.consumers)
-        ]
 
+    def _add_groups_and_queues(self, queue_given: dict[str, Any]) -> None:
+        world, plan = self.world, self.plan
         if self.groups_rng.random() < 0.4:
             self.members = members(world, self.groups_rng, plan.partitions)
             self.actors += self.members
