@@ -43,15 +43,11 @@ class Monitor:
         self._watched = watched
         address = f"inproc://monitor-{id(self)}"
         watched.monitor(address, _ACCEPTED | _DISCONNECTED | _ACCEPT_FAILED)
-        self._socket = context.socket(zmq.PAIR)
-        self._socket.connect(address)
-        self.fd = int(self._socket.getsockopt(zmq.FD))
+        self.socket = context.socket(zmq.PAIR)
+        self.socket.connect(address)
+        self.fd = int(self.socket.getsockopt(zmq.FD))
         self.had_events_ns = 0
         """Time when it last had events."""
-
-    def has_events(self) -> bool:
-        """True if an event waits."""
-        return bool(int(self._socket.get(_EVENTS)) & _POLLIN)
 
     def read(self, peers: Connections, now_ns: int, empty_count: int) -> Read:
         """Record the pending events, at most EVENTS_AT_ONCE: without free descriptors libzmq
@@ -59,10 +55,10 @@ class Monitor:
         """
         failure, accepted, has_more = "", dict[int, bool](), False
         for _ in range(EVENTS_AT_ONCE):
-            if not self.has_events():
+            if not int(self.socket.get(_EVENTS)) & _POLLIN:
                 break
             self.had_events_ns = now_ns
-            message, endpoint = self._socket.recv_multipart(_NOBLOCK)
+            message, endpoint = self.socket.recv_multipart(_NOBLOCK)
             event, value = _EVENT.unpack(message)
             if event == _ACCEPTED:
                 accepted[value] = endpoint.startswith(b"tcp://")
@@ -83,4 +79,4 @@ class Monitor:
     def close(self) -> None:
         """Stop the reports."""
         self._watched.disable_monitor()
-        self._socket.close(0)
+        self.socket.close(0)

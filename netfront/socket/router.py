@@ -76,7 +76,8 @@ _PROBE = encode_response(
     Api.CREDIT, API_VERSIONS[Api.CREDIT][0], PUSH_CORRELATION_ID, ErrorCode.OK, 0, 0
 )
 """A push that allows nothing: clients take it for an old one."""
-_POLLIN, _RCVMORE, _NOBLOCK, _SRCFD = (
+_EVENTS, _POLLIN, _RCVMORE, _NOBLOCK, _SRCFD = (
+    int(zmq.EVENTS),
     int(zmq.POLLIN),
     int(zmq.RCVMORE),
     int(zmq.NOBLOCK),
@@ -287,7 +288,7 @@ class Router:
 
     def _has_left(self, identity: bytes) -> bool:
         """True if a checked connection has ended: another one may have its identity by now."""
-        if self._monitor.has_events():
+        if int(self._monitor.socket.get(_EVENTS)) & _POLLIN:
             self._read_monitor()
             self.watch_at_ns = 0  # see `_identify`
         peer = self._peers.by_identity.get(identity)
