@@ -28,8 +28,8 @@ from appliance.catalog.recovery import (
 from appliance.control.controller_agent import Controller, Parts
 from appliance.control.describe_cluster import ClusterDescription
 from appliance.control.host_view import Host, HostView
+from appliance.control.moves.partition_moves import PartitionMoves, closed_arrivals
 from appliance.control.offset_leases import OffsetLeases
-from appliance.control.partition_moves import PartitionMoves, closed_arrivals
 from appliance.control.placement.dedicated_workers import DedicatedWorkers
 from appliance.control.placement.partition_placement import PartitionPlacement
 from appliance.control.producer_ids import ProducerIds

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from appliance.catalog.catalog import Catalog
 from appliance.control.host_view import HostView
+from appliance.control.moves.partition_moves import PartitionMoves
 from appliance.control.offset_leases import OffsetLeases
-from appliance.control.partition_moves import PartitionMoves
 from appliance.control.producer_ids import ProducerIds
 from appliance.control.publishing.lane_sender import LaneSender
 from appliance.control.publishing.metadata_publisher import MetadataPublisher

@@ -47,7 +47,7 @@ class ClusterDescription:
         self._cluster_id = cluster_id
         self._page_bytes_max = answer_max // 2
         self.moves: Callable[[], list[dict[str, Any]]] = list
-        """Partitions that move (`appliance.control.partition_moves`)."""
+        """Partitions that move (`appliance.control.moves.partition_moves`)."""
         self.audit: Callable[[], dict[str, Any] | None] = lambda: None
         """State of the audit log, None without one."""
 

@@ -77,9 +77,9 @@ class TopicCommands:
         self._settings = SettingsValidation(ring_bytes, lane_bytes, topic_defaults)
         self._bin = topic_bin
         self.begin_move: Callable[[Topic, Any, bool], list[Topic]]
-        """Decides an entry with `move` (`appliance.control.partition_moves`)."""
+        """Decides an entry with `move` (`appliance.control.moves.partition_moves`)."""
         self.is_moving: Callable[[Topic], bool] = lambda _topic: False
-        """True if a partition of the topic moves (`appliance.control.partition_moves`)."""
+        """True if a partition of the topic moves (`appliance.control.moves.partition_moves`)."""
         self.deletions_kept_ms = 0
         """The setting topic.delete.retention.ms."""
         self.quotas: Sequence[str] = ()

@@ -8,7 +8,7 @@ from appliance.catalog.log_dir_scan import FoundPartition
 from appliance.catalog.moved_partitions import MovedPartition, Stage
 from appliance.catalog.restored_topics import restored_topics
 from appliance.config.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
-from appliance.control.moving_partition import taken_up
+from appliance.control.moves.moving_partition import taken_up
 from tailrace.format.directory.partition_metadata import Decision, PartitionMetadata
 
 TOPIC_ID, LOG_ID = b"t" * 16, b"d" * 16

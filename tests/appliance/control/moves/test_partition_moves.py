@@ -12,7 +12,7 @@ import pytest
 
 from appliance.catalog.moved_partitions import MovedPartition, Stage
 from appliance.catalog.rows import PartitionRow, Topic
-from appliance.control.partition_moves import (
+from appliance.control.moves.partition_moves import (
     ARRIVAL_MAX_NS,
     ARRIVING,
     FAILED_SHOWN_NS,

@@ -53,8 +53,8 @@ from appliance.catalog.catalog import (
 )
 from appliance.catalog.moved_partitions import MovedPartition, MovedPartitions, Stage
 from appliance.control.host_view import HostView
-from appliance.control.move_target import move_target
-from appliance.control.moving_partition import Key, Move, Part, taken_up
+from appliance.control.moves.move_target import move_target
+from appliance.control.moves.moving_partition import Key, Move, Part, taken_up
 from appliance.control.offset_leases import OffsetLeases
 from appliance.control.publishing.lane_sender import LaneSender
 from appliance.control.publishing.metadata_publisher import MetadataPublisher

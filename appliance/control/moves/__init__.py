@@ -1,0 +1,1 @@
+"""Partitions that move to another data directory."""
