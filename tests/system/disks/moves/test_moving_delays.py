@@ -7,7 +7,6 @@ import os
 import pathlib
 import signal
 import threading
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -31,13 +30,6 @@ from tests.kit.appliances.moving_delays import (
 from tests.kit.cli import run
 from tests.kit.matrices import short
 from tests.kit.processes import HANG_LIMIT_S, children, wait_until
-
-
-@pytest.fixture
-def appliance(tmp_path: pathlib.Path) -> Iterator[EmbeddedAppliance]:
-    running = start(tmp_path / "data", data_dirs=directories(tmp_path))
-    yield running
-    assert running.stop() == 0
 
 
 @pytest.mark.slow_because("the former files are kept for 5 s, twice")

@@ -7,7 +7,6 @@ import pathlib
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -40,13 +39,6 @@ POINTS = [
     and name not in ("move.before_going_back", "move.delays_copied")  # tested beside
 ]
 CONTROLLERS = "move.before_decision", "move.after_decision", "move.before_opening"
-
-
-@pytest.fixture
-def appliance(tmp_path: pathlib.Path) -> Iterator[EmbeddedAppliance]:
-    running = start(tmp_path / "data", data_dirs=directories(tmp_path))
-    yield running
-    assert running.stop() == 0
 
 
 @pytest.mark.slow_because("the former files are kept for 5 s, twice")
