@@ -85,7 +85,7 @@ torture-transactions: $(KERNEL)
 torture-spark: $(KERNEL) java
 	@$(BIN)/python -P -m tests.crash.spark_sink --kills $(or $(KILLS),50) --seed $(or $(SEED),1)
 
-# FUZZ=files, FUZZ=kafka, FUZZ=strangers, FUZZ=programs: the other fuzzers. FUZZ=protocol: what clients send; ARGS='--strict --lines 4' also times the acks of the client beside it, for a machine that does
+# FUZZ=files, FUZZ=kafka, FUZZ=kafka-fields, FUZZ=strangers, FUZZ=programs: the other fuzzers. FUZZ=protocol: what clients send; ARGS='--strict --lines 4' also times the acks of the client beside it, for a machine that does
 # nothing else.
 fuzz: $(KERNEL)
 	@$(BIN)/python -P -m tests.fuzz $(or $(FUZZ),protocol) $(or $(SECONDS),60) $(SEED) $(ARGS)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from tests.fuzz import files, kafka, protocol_fuzzer, strangers
+from tests.fuzz import files, kafka, kafka_fields, protocol_fuzzer, strangers
 from tests.fuzz.program import program_fuzzer
 
 FUZZERS = {
     "protocol": protocol_fuzzer.main,
     "files": files.main,
     "kafka": kafka.main,
+    "kafka-fields": kafka_fields.main,
     "strangers": strangers.main,
     "programs": program_fuzzer.main,
 }
