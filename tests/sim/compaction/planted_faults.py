@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 
 from tailrace.format.segments.transaction_index import AbortedBatches
+from workers.clean import merging_pass
 from workers.clean.cleaned_file import CleanedFile
 from workers.clean.cleaning_pass import CleaningPass
 from workers.clean.merged_batches import NONE_US, MergedBatches
 from workers.clean.superseded import Superseded
+from workers.flush import log_cleaner
 from workers.flush.cleaning import watched_log
 from workers.log.retention.compaction_rules import cleanable
+from workers.log.retention.expiry import new_start
 from workers.segment import segment_swap
 from workers.segment.files import write_durably
 
@@ -126,6 +129,33 @@ def _forget_the_dirty_part(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Superseded, "kept", first_only)
 
 
+def _merge_aborted_batches(patch: pytest.MonkeyPatch) -> None:
+    """Rows of aborted transactions are merged with others, and have no transaction then."""
+    patch.setattr(merging_pass, "_is_mergeable", lambda header, _: not header.is_control)
+
+
+def _let_all_expire(patch: pytest.MonkeyPatch) -> None:
+    """Retention does not ask for cleanup.policy."""
+    rule = new_start
+    patch.setattr(
+        log_cleaner,
+        "new_start",
+        lambda *given, retention_ms, **named: rule(
+            *given, retention_ms=300 if retention_ms < 0 else retention_ms, **named
+        ),
+    )
+
+
+def _expire_early(patch: pytest.MonkeyPatch) -> None:
+    """Segments expire an hour before their time."""
+    rule = new_start
+    patch.setattr(
+        log_cleaner,
+        "new_start",
+        lambda *given, now_us, **named: rule(*given, now_us=now_us + 3_600_000_000, **named),
+    )
+
+
 PLANTED: list[tuple[Plant, int, tuple[str, ...]]] = [
     (_keep_aborted_records, 1, ()),
     (_drop_tombstones_at_once, 4, ()),
@@ -136,5 +166,8 @@ PLANTED: list[tuple[Plant, int, tuple[str, ...]]] = [
     (_pass_the_last_stable_offset, 11, ()),
     (_miss_the_last_row, 0, ()),
     (_forget_the_dirty_part, 0, ()),
+    (_merge_aborted_batches, 0, ()),
+    (_let_all_expire, 0, ()),
+    (_expire_early, 19, ()),
 ]
 """A fault, the first seed to try, and the faults under which it shows (none: those of the seed)."""

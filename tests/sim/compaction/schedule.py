@@ -10,16 +10,18 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pytest
 
 from appliance.config.default_schema import DEFAULT_SCHEMA_MESSAGE
+from appliance.config.topic_settings import TOPIC_SETTINGS
 from shm.memory.layout import Role
 from tailrace.admin.admin import Admin
 from tailrace.client.connections.connection import Connection
-from tailrace.core.errors import TailraceError
+from tailrace.core.errors import OffsetOutOfRangeError, TailraceError
 from tailrace.core.records import RecordMetadata
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.kernel import KeyOffsets
@@ -27,6 +29,7 @@ from tailrace.producer.producer import Producer
 from tailrace.protocol import json_messages as requests
 from tailrace.protocol.frame import Api
 from tests.kit.batches import TIME_US
+from tests.sim.compaction.policies import MERGED, Policies, policies_of, starts
 from tests.sim.compaction.table_history import Pass, Seen, TableHistory
 from tests.sim.machine_parts import ADDRESS, MS, SECOND
 from tests.sim.schedule import abandon
@@ -34,7 +37,9 @@ from tests.sim.transaction_schedule import FAULTS as TRANSACTION_FAULTS
 from tests.sim.transaction_schedule import QUIET, WRITTEN, TransactionSchedule
 from tests.sim.transactional_programs import Common, Program
 from tests.sim.world import World
-from workers.clean import cleaner, superseded
+from workers.clean import cleaner, merging_pass, superseded
+from workers.clean.merging_pass import MergingPass
+from workers.log.retention import merging_rules
 
 FAULTS = (
     *TRANSACTION_FAULTS, "kill cleaner", "kill cleaner", "kill flusher", "full disk",
@@ -76,12 +81,23 @@ class TableReader:
             return
         try:
             records = self.consumer.poll(0)
+        except OffsetOutOfRangeError:
+            self._go_on_at_the_start()
+            return
         except TailraceError as error:
             if error.code not in QUIET:
                 raise
             return
         for record in records:
             self._schedule.table.read(self.reading, record, is_committed=self.is_committed)
+
+    def _go_on_at_the_start(self) -> None:
+        schedule = self._schedule
+        assert schedule.policies is not None, "a reader fell out of a log of which nothing expires"
+        schedule.observe_starts()
+        for place, start in schedule.table.starts.items():
+            if self.consumer.position(place) < start:
+                self.consumer.seek(place, start)
 
     def next_wake_ns(self, now_ns: int) -> int:
         tick_ns = self.consumer._connection.next_tick_ns()
@@ -241,6 +257,9 @@ class CompactionSchedule(TransactionSchedule):
         self.partitions: list[dict[str, Any]] = []
         """As the last cleaning has left them."""
         self.cleaned_bytes = 0
+        self.topic_id = b""
+        self.policies: Policies | None = policies_of(self)
+        self.merged = Merged()
 
     @property
     def may_refuse(self) -> bool:
@@ -249,13 +268,27 @@ class CompactionSchedule(TransactionSchedule):
 
     @property
     def actors(self) -> list[Any]:
-        operators = [] if self.operator is None else [self.operator]
-        return [*self.programs, *self.writers, *self.table_readers, *operators]
+        others = [one for one in (self.operator, self.policies) if one is not None]
+        return [*self.programs, *self.writers, *self.table_readers, *others]
+
+    @property
+    def is_compacted(self) -> bool:
+        """Whether the topic is compacted in the end."""
+        return self.policies is None or self.policies.kind != MERGED
+
+    def observe_starts(self) -> None:
+        """Check and note where the partitions begin."""
+        for place, start in starts(self).items():
+            before = self.table.starts[place]
+            if start > before:
+                assert self.policies is not None, f"{place} begins at {start}: nothing expires"
+                self.policies.check_start(place, before, start)
+                self.table.starts[place] = start
 
     def run(self) -> None:
         """Raises AssertionError."""
         try:
-            with stepped_cleaner(random.Random(f"cleaner of {self.seed}")):
+            with stepped_cleaner(random.Random(f"cleaner of {self.seed}"), self.merged):
                 super().run()
         finally:
             for writer in self.writers:
@@ -272,6 +305,8 @@ class CompactionSchedule(TransactionSchedule):
             "min.compaction.lag.ms": self.lag_ms,
             "max.compaction.lag.ms": rng.choice((300, NEVER_MS)),
         }  # fmt: skip
+        if self.policies is not None:
+            given |= self.policies.first()
         catalog.create_topic(
             WRITTEN, len(self.places), given, DEFAULT_SCHEMA_MESSAGE, False, TIME_US
         )
@@ -290,7 +325,10 @@ class CompactionSchedule(TransactionSchedule):
             TableReader(self, is_committed=True),
             TableReader(self, is_committed=False),
         ]
+        self.topic_id = topics[WRITTEN].topic_id
         self.operator = Operator(self)
+        if self.policies is not None:
+            self.policies.begin()
 
     def _fault(self, fault: str) -> None:
         world, rng = self.world, self.rng
@@ -326,13 +364,21 @@ class CompactionSchedule(TransactionSchedule):
             assert world.now_ns < deadline_ns, "the writers do not come to rest"
             self._quiet_step()
         self.operator = None
+        if self.is_compacted and self.policies is not None:
+            with Admin(ADDRESS, runtime=world.runtime) as admin:
+                admin.alter_topics({WRITTEN: self.policies.last()})
+            world.settle_servers()
+        self.observe_starts()
+        begun = dict(self.table.starts)
         rest_ns = world.now_ns + 2 * SECOND  # leases end, records reach their lag
         while world.now_ns < rest_ns:
             world.settle_servers()
             world.pass_time(rest_ns)
-        with Admin(ADDRESS, runtime=world.runtime) as admin:
-            self.partitions = admin.compact_topic(WRITTEN, timeout_ms=600_000)
-        world.settle_servers()
+        if self.is_compacted:
+            with Admin(ADDRESS, runtime=world.runtime) as admin:
+                self.partitions = admin.compact_topic(WRITTEN, timeout_ms=600_000)
+            world.settle_servers()
+        assert starts(self) == begun, f"nothing expires any more, and {begun} has moved"
         self.cleaned_bytes = sum(each["clean_bytes"] for each in self.partitions)
 
     def _check(self) -> None:
@@ -340,6 +386,8 @@ class CompactionSchedule(TransactionSchedule):
         refusals = [error for writer in self.writers for error in writer.refusals]
         assert self.may_refuse or not refusals, f"records were refused: {refusals[:3]}"
         first = self._read_table()
+        for place in () if self.is_compacted else self.places:
+            self.table.check_all(place, first[place])
         for partition in self.partitions:
             place = TopicPartition(WRITTEN, partition["partition"])
             self.table.check_log(place, first[place], partition["cleaned_below"], world.now_ns)
@@ -352,7 +400,8 @@ class CompactionSchedule(TransactionSchedule):
         world.settle_servers()
         again = self._read_table()
         for place in self.places:
-            assert again[place] == first[place] or self.retention_ms, f"{place}: after a start"
+            may_lose = self.retention_ms and self.is_compacted  # tombstones whose time is over
+            assert again[place] == first[place] or may_lose, f"{place}: after a start"
 
     def _read_table(self) -> dict[TopicPartition, list[Seen]]:
         """All committed records; every reader goes on to the end, too."""
@@ -361,6 +410,8 @@ class CompactionSchedule(TransactionSchedule):
         reading = Pass(world.now_ns)
         with self.consumer(self.places, is_committed=True) as reader:
             ends = reader.end_offsets(self.places)
+            for place, start in self.table.starts.items():
+                reader.seek(place, start)
             for place, end in ends.items():
                 known = max(one.reading.passed.get(place, 0) for one in self.table_readers)
                 assert end >= known, f"{place} ends at {end}, and {known} was passed"
@@ -384,10 +435,30 @@ class CompactionSchedule(TransactionSchedule):
         return found
 
 
+@dataclass(slots=True)
+class Merged:
+    """What was merged."""
+
+    segments: int = 0
+
+
 @contextmanager
-def stepped_cleaner(rng: random.Random) -> Iterator[None]:
-    """Let the cleaner yield after few batches, with hashes that a seed chooses."""
+def stepped_cleaner(rng: random.Random, merged: Merged) -> Iterator[None]:
+    """Let the cleaner yield after few batches, with hashes that a seed chooses, and merge segments
+    as small as those of a schedule.
+    """
+    merge = MergingPass._merge
+
+    def counted(self: MergingPass, segment: Any) -> Iterator[int]:
+        yield from merge(self, segment)
+        merged.segments += 1
+
+    least = TOPIC_SETTINGS["segment.bytes"]._replace(minimum=1)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TOPIC_SETTINGS, "segment.bytes", least)  # an alteration checks it, too
+        patch.setattr(merging_rules, "SEGMENT_MIN_BYTES", 1_000)
+        patch.setattr(merging_pass, "STEP_BATCHES", rng.choice((1, 3)))
+        patch.setattr(MergingPass, "_merge", counted)
         patch.setattr(cleaner, "STEP_BATCHES", rng.choice((1, 3)))
         patch.setattr(superseded, "KeyOffsets", lambda slots: KeyOffsets(slots, rng.randbytes(16)))
         yield

@@ -10,6 +10,7 @@ Owner: one `tests.sim.compaction.schedule.CompactionSchedule`. It knows nothing 
 from __future__ import annotations
 
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -69,6 +70,8 @@ class TableHistory:
         """By timestamp."""
         self.offsets: dict[int, int] = {}
         """Of acknowledged rows, by timestamp."""
+        self.starts: defaultdict[TopicPartition, int] = defaultdict(int)
+        """Where each partition begins, as it was last seen."""
         self._keys = keys
         self._retention_ns = retention_ns
         self._names: dict[tuple[TopicPartition, int], object] = {}
@@ -89,6 +92,13 @@ class TableHistory:
     def acknowledge(self, stamp_ms: int, offset: int) -> None:
         known = self.offsets.setdefault(stamp_ms, offset)
         assert known == offset, f"{self.rows[stamp_ms]} was acknowledged at {known}, now {offset}"
+
+    def newest_sent_ns(self, place: TopicPartition, start: int, end: int) -> int:
+        """When the last of some acknowledged rows was sent, 0 if there are none."""
+        return max(
+            (one.sent_ns for _, one in self._committed(place) if start <= one.offset < end),
+            default=0,
+        )
 
     # ---- readers ---------------------------------------------------------------------------------
 
@@ -172,6 +182,8 @@ class TableHistory:
                 offset = seen.get(key, -1)
                 if offset >= last.offset or newest[key].offset >= below:
                     continue
+                if last.offset < self.starts[place]:
+                    continue  # retention has removed it
                 if key in unsettled and place not in ends:
                     continue
                 # A record may have waited in the reader's buffer or socket since it began.
@@ -186,6 +198,13 @@ class TableHistory:
                     f"retention {self._retention_ns}"
                 )
 
+    def check_all(self, place: TopicPartition, found: list[Seen]) -> None:
+        """All that is committed is read in the end, where nothing is compacted."""
+        offsets = {seen.offset for seen in found}
+        for key, known in self._committed(place):
+            is_here = known.offset in offsets or known.offset < self.starts[place]
+            assert is_here, f"{place}: a record of {key!r} is lost: {known}"
+
     def check_log(
         self, place: TopicPartition, found: list[Seen], cleaned_below: int, now_ns: int
     ) -> None:
@@ -196,7 +215,7 @@ class TableHistory:
         assert len(clean) == len(set(clean)), f"{place}: a key is there twice below {cleaned_below}"
         last = {seen.key: seen.offset for seen in found}
         for key, known in self.latest(place, 1 << 62).items():
-            if last.get(key, -1) >= known.offset:
+            if last.get(key, -1) >= known.offset or known.offset < self.starts[place]:
                 continue
             assert known.is_tombstone, f"{place}: the latest of {key!r} is lost: {known}"
             assert key not in last, f"{place}: {key!r} has come back at {last[key]}: {known}"

@@ -1,6 +1,7 @@
 """Simulated schedules of compacted topics: cleanings beside writers, transactions and readers,
-kills between any two stores and file operations, loss of power, full disks, clocks that jump. And
-the faults that the checks must find.
+kills between any two stores and file operations, loss of power, full disks, clocks that jump. Some
+merge small batches, some alter cleanup.policy and retention. And the faults that the checks must
+find.
 
 `make test` runs the fixed seeds; `make test-all` runs new ones, which its tests' ids name.
 """
@@ -29,9 +30,24 @@ def quiet() -> object:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("seed", [1, 7])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_schedules_of_compacted_topics_keep_every_promise(seed: int) -> None:
     schedule = run(seed)
+    assert schedule.policies is None
+    assert schedule.cleaned_bytes > 0
+
+
+def test_a_schedule_whose_small_batches_are_merged_keeps_every_record() -> None:
+    schedule = run(7)
+    assert not schedule.is_compacted
+    assert schedule.merged.segments > 0
+
+
+def test_a_schedule_whose_policies_change_keeps_every_promise() -> None:
+    schedule = run(19)
+    assert schedule.policies is not None
+    assert schedule.policies.alterations > 0
+    assert schedule.merged.segments > 0
     assert schedule.cleaned_bytes > 0
 
 
