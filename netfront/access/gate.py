@@ -214,6 +214,11 @@ class Gate:
                 del self._sessions[session.principal.user]
         self._expiring.pop(session.number, None)
 
+    @property
+    def has_ended(self) -> bool:
+        """True if `take_ended` has sessions that a change has ended."""
+        return bool(self._ended)
+
     def take_ended(self, now_ns: int) -> list[tuple[Session, str]]:
         """Sessions that must end, with the reason."""
         if now_ns >= self.check_at_ns:

@@ -182,7 +182,7 @@ class Front:
             transport=transport, sessions=self._sessions, responses=self._responses,
             session_lifecycle=self._session_lifecycle, produce_service=self._produce_service,
             time_slicer=self._time_slicer, requests=slot.requests, gate=gate, now_ns=start_ns,
-            catch_up=self._forwarding.catch_up,
+            catch_up=self.catch_up,
         )  # fmt: skip
         self._handlers = self._new_handlers()
         self._dispatcher.handlers = self._handlers.table(gate)
@@ -303,8 +303,12 @@ class Front:
     # ---- agent -----------------------------------------------------------------------------------
 
     def catch_up(self) -> None:
-        """Read what the controller has sent: see `ForwardingService.catch_up`."""
+        """Read what the controller has sent: see `ForwardingService.catch_up`. Sessions that it
+        ends have no further request handled.
+        """
         self._forwarding.catch_up()
+        if self._gate is not None and self._gate.has_ended:
+            self._end_refused(self._gate, self._now_ns)
 
     def step(self, now_ns: int) -> int:
         """Run one step of the loop. Return the amount of work done."""
@@ -313,6 +317,8 @@ class Front:
         if self._owners is not None:
             self._owners.now_ns = now_ns
         work = self._forwarding.step()
+        if self._gate is not None and self._gate.has_ended:
+            work += self._end_refused(self._gate, now_ns)
         if self._quotas is not None:
             work += self._quotas.step(now_ns)
         if self._audit is not None:

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import orjson
 
+from netfront.access.gate import Gate
 from netfront.agent.front_agent import Front, Links
 from netfront.fetch.log.isolation import Isolation
 from netfront.fetch.log.read_result import ColdRead, LogReadError, Place, Span
@@ -333,8 +334,11 @@ class FakeFront:
         ledger: CreditLedger | None = None,
         log: Any = None,
         audit: dict[str, Any] | None = None,
+        gate: Gate | None = None,
     ) -> None:
-        """`log`: a `LogReader`, instead of logs in memory. `audit`: settings of the audit log."""
+        """`log`: a `LogReader`, instead of logs in memory. `audit`: settings of the audit log.
+        `gate`: users and rights.
+        """
         self.workers = [FakeWorker(7, lane_bytes) for _ in range(workers)]
         control = Control(simulated(RegionKind.CONTROL, ControlLayout().size, 0))
         self.slot: ProcessSlot = control.process(Role.FRONT, 0)
@@ -382,7 +386,7 @@ class FakeFront:
             on_ready=lambda: None, start_ns=self.now_ns,
             clock=Clock(
                 lambda: self.now_ns, lambda: self.now_ns // 1_000 + self.wall_ahead_us
-            ), audit=audit,
+            ), audit=audit, gate=gate,
         )  # fmt: skip
         assert self.controller.answers.try_write(LaneKind.FED, 0, 0, 0, 1, 0, (b"",))
         self.controller.answers.commit()

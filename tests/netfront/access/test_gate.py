@@ -17,6 +17,7 @@ from netfront.fetch.lookup import metadata_service
 from netfront.session.sessions import Session
 from netfront.socket.flow_control import Credit
 from netfront.socket.zap import TOKEN, Claim, claim_of, decode_claim, encode_claim
+from shm.messages.lane_messages import LaneKind
 from shm.rights.acl import check_user_name
 from shm.rights.users import Key, User
 from tailrace.core.error_codes import ErrorCode
@@ -358,3 +359,26 @@ def test_pages_of_topic_names_tell_no_hidden_name_and_miss_no_other(
     assert found == ["a", "b", "z"]
     assert len(tokens) == 3
     assert "hidden" not in str(tokens)
+
+
+@pytest.mark.parametrize("is_caught_up", [False, True])
+def test_no_request_is_handled_behind_the_change_that_ends_its_session(is_caught_up: bool) -> None:
+    """Whether the front reads the change at the beginning of its step, or before a request."""
+    gate = Gate(OWN.decode(), Clock())
+    gate.on_rights(orjson.dumps({"users": [user("a", A), user("b", B)]}), True)
+    world = FakeFront(gate=gate)
+    world.transport.claims = {b"one": claim(A), b"other": claim(B)}
+    one, other = world.connect(b"one"), world.connect(b"other")
+    lane = world.controller.answers
+    change = orjson.dumps({"users": [user("a", A, is_disabled=True)]})
+    asked = [one.send(Api.PING), other.send(Api.PING)]
+    if is_caught_up:
+        read, world.front._forwarding.step = world.front._forwarding.step, lambda: 0  # type: ignore[method-assign]
+    assert lane.try_write(LaneKind.RIGHTS, 0, 0, 0, 0, 0, (change,))
+    lane.commit()
+    world.step()
+    if is_caught_up:
+        world.front._forwarding.step = read  # type: ignore[method-assign]
+    assert one.heard()[asked[0]][0] is ErrorCode.SESSION_UNKNOWN
+    assert other.heard()[asked[1]][0] is ErrorCode.OK
+    assert world.transport.closed == {b"one": "user 'a' is disabled"}
