@@ -307,8 +307,14 @@ class Front:
         ends have no further request handled.
         """
         self._forwarding.catch_up()
-        if self._gate is not None and self._gate.has_ended:
-            self._end_refused(self._gate, self._now_ns)
+        self._end_refused()
+
+    def _end_refused(self) -> int:
+        """End the sessions that a change of users has just ended. Return the work done."""
+        users = self._users
+        if users is None or not users.gate.has_ended:
+            return 0
+        return users.end_refused(self._session_lifecycle, self._now_ns, answers_connections=False)
 
     def step(self, now_ns: int) -> int:
         """Run one step of the loop. Return the amount of work done."""
@@ -317,8 +323,7 @@ class Front:
         if self._owners is not None:
             self._owners.now_ns = now_ns
         work = self._forwarding.step()
-        if self._gate is not None and self._gate.has_ended:
-            work += self._end_refused(self._gate, now_ns)
+        work += self._end_refused()
         if self._quotas is not None:
             work += self._quotas.step(now_ns)
         if self._audit is not None:
