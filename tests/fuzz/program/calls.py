@@ -2,18 +2,21 @@
 by a cancellation, or by an exception of the program's own functions.
 
 Owner: one ProgramRun, in the main thread: a signal's handler runs there alone.
-Invariants: a handler raises only while code of the client is on top of the stack: a call that has
-    returned is not cut off.
+Invariants: a handler raises only while code of the client is on top of the stack, or what that has
+    called: a call that has returned is not cut off, nor what the fuzzer itself calls of the
+    standard library.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any
 
+import tailrace
 from tests.fuzz.program.model import Finding
 from tests.fuzz.program.operations import Operation
 from tests.kit.runs.cancellation import CancelledAt
@@ -22,6 +25,7 @@ HANG_S = 90.0
 """A call that takes so long hangs: what it waits for ends after 30 s at most."""
 PATIENCE_S = 0.4
 """How long a loop waits for records that may not come."""
+CLIENT = os.path.dirname(tailrace.__file__) + os.sep
 RETRY_S = 0.0003
 """How soon a signal comes again that found the fuzzer's own code running."""
 
@@ -62,6 +66,17 @@ class Fuse:
             if not self._left:
                 self.has_failed = True
                 raise PlantedEnd if self._is_end else Planted
+
+
+def _is_of_client(frame: FrameType | None) -> bool:
+    """True if the client has called this frame, or is it, more recently than the fuzzer."""
+    while frame is not None:
+        if "/tests/" in frame.f_code.co_filename:
+            return False
+        if frame.f_code.co_filename.startswith(CLIENT):
+            return True
+        frame = frame.f_back
+    return False
 
 
 class Calls:
@@ -108,7 +123,7 @@ class Calls:
             return
         if self._is_hang:
             raise Finding(f"a call hangs at {frame.f_code.co_filename}:{frame.f_lineno}")
-        if "/tests/" in frame.f_code.co_filename:
+        if not _is_of_client(frame):
             signal.setitimer(signal.ITIMER_REAL, RETRY_S, 0.5)
             return
         raise Interrupt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from tailrace import Consumer, Producer, Record
 from tests.fuzz.program import clients, consumers, program_fuzzer
+from tests.fuzz.program.calls import Calls
 from tests.fuzz.program.model import Finding
 from tests.fuzz.program.operations import PARTITIONS, Operation
 from tests.fuzz.program.transaction_operations import program_of
@@ -40,6 +42,17 @@ def test_new_programs_of_public_calls_get_what_the_page_of_deliveries_promises(s
 
 def test_a_program_is_a_function_of_its_seed() -> None:
     assert program_of("7/3") == program_of("7/3") != program_of("7/4")
+
+
+def test_what_the_fuzzer_calls_of_the_standard_library_is_not_cut_off() -> None:
+    """A record that a loop has was lost to the model where a signal came into `contextlib`."""
+    calls = Calls()
+    try:
+        operation = Operation("c0", "poll", after_us=100)
+        lines = calls.make(operation, lambda: textwrap.wrap("word " * 20_000))
+    finally:
+        calls.close()
+    assert sum(line.count("word") for line in lines) == 20_000
 
 
 @pytest.fixture(scope="module")
