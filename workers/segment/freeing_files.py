@@ -8,6 +8,8 @@ Owner: one process. The thread has the descriptors of files without a name, and 
 
 Invariants:
 - Descriptors of other processes go on with a removed file: nothing is truncated.
+- A directory that is gone has left its room: the controller looks for that before it gives up more
+  of the bin.
 - A write that finds no room is tried again when all that was removed is free.
 - At most PENDING_MAX files wait. Further ones are freed by the caller.
 - No signal is handled in the thread.
@@ -52,6 +54,10 @@ class FreeingFiles(DiskFiles):
             super().rename(source, target)
         finally:
             self._leave(fd)
+
+    def remove_directory(self, path: str) -> None:
+        self.wait_until_free()
+        super().remove_directory(path)
 
     def write_at(self, fd: int, pieces: Sequence[Readable], position: int) -> None:
         try:

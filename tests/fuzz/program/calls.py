@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
+import traceback
 from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any
@@ -79,6 +81,14 @@ def _is_of_client(frame: FrameType | None) -> bool:
     return False
 
 
+def _stacks() -> str:
+    """Where each thread of this process is."""
+    return "\n".join(
+        f"{number}:\n{''.join(traceback.format_stack(frame))}"
+        for number, frame in sys._current_frames().items()
+    )
+
+
 class Calls:
     """See the module's docstring."""
 
@@ -122,7 +132,7 @@ class Calls:
         if not self._is_armed or frame is None:
             return
         if self._is_hang:
-            raise Finding(f"a call hangs at {frame.f_code.co_filename}:{frame.f_lineno}")
+            raise Finding(f"a call hangs; all threads:\n{_stacks()}")
         if not _is_of_client(frame):
             signal.setitimer(signal.ITIMER_REAL, RETRY_S, 0.5)
             return

@@ -65,6 +65,18 @@ def test_a_large_file_loses_its_name_at_once_and_is_freed_by_the_thread(
     assert files.closed == [(True, True), (True, True)]
 
 
+def test_a_directory_goes_when_its_room_is_free(files: Gate, tmp_path: pathlib.Path) -> None:
+    directory = tmp_path / "partition"
+    directory.mkdir()
+    files.unlink(large(directory / "segment"))
+    opener = threading.Timer(0.05, files.opened.set)
+    opener.start()
+    files.remove_directory(str(directory))
+    opener.join()
+    assert files.closed == [(True, True)]
+    assert not directory.exists()
+
+
 def test_readers_go_on_with_a_file_that_was_freed(files: Gate, tmp_path: pathlib.Path) -> None:
     path = large(tmp_path / "read")
     fd = DiskFiles().open_for_read(path)
