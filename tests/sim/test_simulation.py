@@ -24,7 +24,7 @@ from tailrace.core.errors import CorruptBatchError, TailraceError
 from tests.kit import seeds
 from tests.kit.batches import TIME_US
 from tests.kit.matrices import short
-from tests.sim import schedule
+from tests.sim import faults, schedule
 from tests.sim.actors import TOPIC
 from tests.sim.group_members import GroupHistory
 from tests.sim.machine_parts import PowerLost, SimGroupStore
@@ -277,7 +277,7 @@ def test_a_dying_disk_takes_only_its_own_partitions_offline(
         if path.startswith("/disk1/") and operation in ("write", "sync", "create", "truncate"):
             raise OSError(errno.EIO, "dead", path)
 
-    monkeypatch.setattr(schedule, "break_disk", lambda *_: setattr(world.disk, "hook", dead))
+    monkeypatch.setattr(faults, "break_disk", lambda *_: setattr(world.disk, "hook", dead))
     dying.run()
     refused = {refusal.partition for actor in dying.producers for refusal in actor.refusals}
     on_the_good_disk = {p for p in range(4) if f"/disk0/t-{p}" in world.disk.names}
