@@ -46,6 +46,7 @@ from tailrace.producer.record_validation import (
     checked_row,
     lacks_key,
     no_key_error,
+    timed_row,
     timestamp_us_of,
 )
 from tailrace.producer.routes import ProducerMetadata, TopicRoute
@@ -197,6 +198,9 @@ class RecordAppender:
             ) and waited is None:
                 return Outgoing(record, header_bytes)  # it may have been enabled since
             route, due_us = main.delayed(delay)
+        stamp_us = None if timestamp is None else timestamp_us_of(timestamp)
+        if stamp_us is not None and main.info.typed:
+            value = timed_row(main.info, value, stamp_us)
         if self._takes_numbers and type(key) is int:
             key = b"%d" % key
         if main.info.compaction_key and lacks_key(main.info, key, value):
@@ -213,7 +217,6 @@ class RecordAppender:
             raise InvalidRecordError(
                 f"on_delivery is {on_delivery!r:.100}; it must be a function of (metadata, error)"
             )
-        stamp_us = None if timestamp is None else timestamp_us_of(timestamp)
         if waited is not None and waited.chooser is main:
             chosen = waited.chosen
         else:

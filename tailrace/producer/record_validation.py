@@ -60,6 +60,21 @@ def lacks_key(info: TopicInfo, key: object, value: object) -> bool:
     return key is None
 
 
+def timed_row(info: TopicInfo, value: object, stamp_us: int) -> object:
+    """A row of a typed topic with the time that its `send` was given, in a column `timestamp` that
+    has no value. Any other value is returned as it is.
+    """
+    if not isinstance(value, dict) or value.get("timestamp") is not None:
+        return value
+    from tailrace.format.schema import TIMESTAMP_TYPE
+
+    schema = info.schema
+    index = schema.get_field_index("timestamp")
+    if index < 0 or schema.field(index).type != TIMESTAMP_TYPE:
+        return value
+    return {**value, "timestamp": datetime.fromtimestamp(0, UTC) + timedelta(microseconds=stamp_us)}
+
+
 def no_key_error(info: TopicInfo, count: int = 1) -> InvalidRecordError:
     """The error of records without a key."""
     records = "a record has" if count == 1 else f"{count} rows have"

@@ -418,13 +418,21 @@ def test_the_time_of_a_row_is_its_column_in_the_log_as_well(
                 for number, time in enumerate(times)
             ]
             nameless = await producer.send(topic, {"n": 3})
+            given = [
+                await producer.send(topic, row, timestamp=1_000)
+                for row in ({"n": 4}, {"n": 5, "timestamp": times[2]})
+            ]
             await producer.flush()
             assert [(await handle).timestamp for handle in handles] == milliseconds
             assert (await nameless).timestamp == milliseconds[0], "the largest of its batch"
+            assert [(await handle).timestamp for handle in given] == [1_000, milliseconds[2]]
 
     world.run(body())
-    records = stored(appliance, topic, 4)
-    assert [record.timestamp for record in records] == [*milliseconds, milliseconds[0]]
+    records = stored(appliance, topic, 6)
+    assert [record.timestamp for record in records] == [
+        *milliseconds, milliseconds[0], 1_000, milliseconds[2]
+    ]  # fmt: skip
+    assert records[4].value == {"n": 4, "timestamp": dt.datetime.fromtimestamp(1, dt.UTC)}
     key = TopicPartition(topic, 0)
     with Consumer(bootstrap=appliance.address) as consumer:
         found = consumer.offsets_for_times({key: dt.datetime(2095, 1, 1)})[key]
