@@ -288,7 +288,7 @@ def test_bombs_are_refused_before_anything_is_unpacked(rows: int, letters: int) 
     before = pa.total_allocated_bytes()
     with pytest.raises(RefusedBatchError, match=r"unpacks|decompress"):
         batches.decode(header, data, 1 << 20)
-    assert pa.total_allocated_bytes() == before
+    assert pa.total_allocated_bytes() <= before  # less: other tests' garbage has gone meanwhile
 
 
 @pytest.mark.usefixtures("careless_worker")
