@@ -578,6 +578,8 @@ class Interruption:
             raise KeyboardInterrupt
 
 
+# A signal that comes into a callback of the garbage collector, which hypothesis has, is ignored.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_wherever_a_signal_cuts_off_what_gathers_batches_each_is_sent_once_in_order_and_the_books_are_right(  # noqa: E501
     made: Made,
 ) -> None:
