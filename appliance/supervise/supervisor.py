@@ -408,7 +408,7 @@ class Supervisor:
         return self._operator.is_replacing and not self._stop_requested
 
     def for_installed_program(self) -> dict[str, str]:
-        """What the program that this process becomes finds in its environment."""
+        """Environment of the program that this process becomes."""
         return self._next_zygote.hand_over()
 
     # ---- stop ------------------------------------------------------------------------------------

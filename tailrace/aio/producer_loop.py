@@ -35,7 +35,7 @@ class LoopProducer(Producer):
         return self._transactional()
 
     def last_steps(self, timeout_s: float | None) -> Steps[None]:
-        """What `close` does before the producer ends."""
+        """The steps of `close` before the producer ends."""
         return self._last_steps(timeout_s)
 
     @fast_send(RecordFuture)

@@ -31,7 +31,7 @@ Creation = Callable[[], dict[str, Any]]
 
 
 class TopicLookups:
-    """The topics, and what became of them."""
+    """The lookups, and their errors."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -59,7 +59,7 @@ class TopicLookups:
             self._pending.setdefault(topic, creation)
 
     def take_error(self, topic: str) -> TailraceError | None:
-        """Why the topic is not there, once."""
+        """The error of the last lookup of a topic, once."""
         return self._errors.pop(topic, None)
 
     def restart(self) -> None:

@@ -20,6 +20,7 @@ import ctypes
 import errno
 import mmap
 import os
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
@@ -79,6 +80,10 @@ A dangling link fails each time.
 EHWPOISON = 133
 _UNREADABLE = (errno.EFAULT, EHWPOISON)
 """Errors of MADV_POPULATE_READ for a page that disk or memory cannot read."""
+SETTLED_NS = 1_000_000_000
+"""Age of a directory's time from which it tells of every change. The clock of file systems has
+ticks of milliseconds, and two changes in one tick show one time (as in Git's racy-git.txt).
+"""
 _NOT_LISTED: tuple[int, dict[int, str], list[int]] = (-1, {}, [])
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -149,10 +154,14 @@ class LocalSource:
         have changed: it may have thousands. Raises OSError.
         """
         changed_ns = os.stat(self.directory).st_mtime_ns
-        if self._listing[0] != changed_ns:
-            bases = self.bases()
-            self._listing = changed_ns, bases, sorted(bases)
-        return self._listing[1:]
+        if self._listing[0] == changed_ns:
+            return self._listing[1:]
+        is_settled = time.time_ns() - changed_ns >= SETTLED_NS
+        bases = self.bases()
+        listing = changed_ns, bases, sorted(bases)
+        if is_settled:
+            self._listing = listing
+        return listing[1:]
 
     def frames(self, start: int, end: int) -> Iterator[StoredBatch]:
         """Yield the batches of offsets `start` to `end - 1`, as `Source` specifies.

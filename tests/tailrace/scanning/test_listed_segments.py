@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -45,10 +46,26 @@ def listings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_directory_that_stays_is_listed_once(tmp_path: Path, listings: list[str]) -> None:
     log = log_of(tmp_path, 8)
+    os.utime(log.directory, (1_000_000, 1_000_000))
     listings.clear()
     frames = source_of(log).frames(0, 16)
     assert [frame.header.base_offset for frame in frames] == list(range(0, 16, 2))
     assert listings == [str(log.directory)]
+
+
+def test_a_change_in_the_tick_of_another_one_is_seen(tmp_path: Path) -> None:
+    """The third segment comes behind the first listing, and the directory's time stays."""
+    log = log_of(tmp_path, 2)
+    now_ns = time.time_ns()
+    os.utime(log.directory, ns=(now_ns, now_ns))
+    source = source_of(log)
+    frames = source.frames(0, 6)
+    found = [next(frames).header.base_offset]
+    log.roll()
+    log.append(2)
+    os.utime(log.directory, ns=(now_ns, now_ns))
+    found += [frame.header.base_offset for frame in frames]
+    assert found == [0, 2, 4]
 
 
 def test_segments_that_others_were_united_with_are_found_in_the_middle_of_a_scan(
