@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import random
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -135,6 +136,17 @@ def test_power_lost_while_the_controller_is_built_leaves_its_catalog_to_no_later
             world.settle_servers()
         world.close()
     assert len(kept) == 2
+
+
+def test_a_catalog_that_stays_open_is_not_seen_by_the_next_world() -> None:
+    first, second = World(random.Random(0)), World(random.Random(0))
+    with closing(first.open_catalog()) as left_open:
+        left_open.slots.register([(path, path) for path in first.data_dirs])
+        left_open.create_topic(TOPIC, 1, {}, DEFAULT_SCHEMA_MESSAGE, False, TIME_US)
+        first.close()
+        with closing(second.open_catalog()) as catalog:
+            assert catalog.topics() == []
+        second.close()
 
 
 def _search(first: int = 0) -> None:

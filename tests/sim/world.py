@@ -12,9 +12,9 @@ it, the page cache outlives it, power loss takes both. Each store is held agains
 
 from __future__ import annotations
 
+import itertools
 import random
 import sqlite3
-import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -69,6 +69,10 @@ from workers.delays import scheduler
 from workers.flush import flusher, flusher_agent
 
 PREEMPTION_RATE = 0.03
+_WORLD_NUMBERS = itertools.count()
+"""A world's database in memory has a name that no other has: a connection that a process of an
+earlier world left open (it died while it was built, say) would keep the one of that name alive.
+"""
 CHECKED_EVERY = 64
 """Steps, before those invariants of the process that has made one are checked whose checks take
 long.
@@ -113,7 +117,7 @@ class World:
         self._owes_epochs = False
         """What the manifest says of it: it stays so until some run has recovered."""
         self._catalog: Catalog | None = None
-        self._database = f"file:sim-{threading.get_native_id()}?mode=memory&cache=shared"
+        self._database = f"file:sim-{next(_WORLD_NUMBERS)}?mode=memory&cache=shared"
         self._session_lifecycle = sqlite3.connect(self._database, uri=True)
         """The database's file: it is there while this is open, whatever happens to the
         controller.
@@ -136,9 +140,6 @@ class World:
         self._session_lifecycle.close()
 
     def _close_catalog(self) -> None:
-        """The controller's connection; one that stays open would keep the database for the next
-        world of this thread.
-        """
         if self._catalog is not None:
             self._catalog.close()
             self._catalog = None
