@@ -130,6 +130,8 @@ class Follower:
         except TailraceError as error:
             self._fail(error)
         except Exception as error:
+            if shared.is_closed:
+                return  # its store is gone
             logger.exception("table_failed topic=%s", self._topic)
             self._fail(TailraceError(f"the table of topic {self._topic!r} has failed: {error!r}"))
 
@@ -376,8 +378,12 @@ class Follower:
         offset: int,
         timestamp: int,
     ) -> None:
-        """Call on_change, with `shown(key)`. An exception is logged and counted."""
+        """Call on_change, with `shown(key)`, unless the table is closed. An exception is logged and
+        counted.
+        """
         settings = self._settings
+        if self._shared.is_closed:
+            return
         try:
             if value is not None and settings.value_deserializer is not None:
                 value = settings.value_deserializer(value)

@@ -35,9 +35,13 @@ from tailrace.core.errors import (
     RequestTimeoutError,
     TailraceError,
 )
+from tailrace.core.log import logger
 from tailrace.core.records import BatchMetadata, Record, RecordMetadata
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.core.validation import name_of, timeout_s_of
+
+CLOSE_WAIT_S = 5.0
+"""The longest time that `close` waits for the thread, which may be in `on_change`."""
 
 Offsets = (
     RecordMetadata
@@ -123,13 +127,21 @@ class Table:
         return f"<Table of topic {self.topic!r}, {self.metrics()['records']} keys, {state}>"
 
     def close(self) -> None:
-        """End the thread, and free the memory. A repeated call does nothing."""
+        """End the thread, and free the memory. A repeated call does nothing. A call of `on_change`
+        that has begun is waited for, for CLOSE_WAIT_S at most.
+        """
         shared = self._shared
         with shared.changed:
             shared.is_closed = True
             shared.notify()
         if not self._is_forked and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(CLOSE_WAIT_S)
+            if self._thread.is_alive():
+                logger.warning(
+                    "table_closed topic=%s although its thread has not ended: it does when "
+                    "on_change returns, or with the timeout of a request",
+                    self.topic,
+                )
         with shared.changed:
             shared.store = None
 

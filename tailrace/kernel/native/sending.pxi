@@ -286,7 +286,7 @@ cdef object sent_fast(FastPathSender sender, object topic, object value, object 
     if queue is None:
         return None
     if timestamp is not None:
-        if not -TIMESTAMP_MAX_MS <= timestamp <= TIMESTAMP_MAX_MS:
+        if not 0 <= timestamp <= TIMESTAMP_MAX_MS:  # the long way says what is wrong
             return None
         stamp_us = timestamp
         stamp_us *= 1000

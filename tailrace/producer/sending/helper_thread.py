@@ -77,10 +77,17 @@ class HelperThread:
         """Start the thread."""
         self.thread.start()
 
-    def join(self) -> None:
-        """Wait until the thread has ended, unless it is this one. Called without the lock."""
+    def join(self, timeout_s: float) -> None:
+        """Wait until the thread has ended, unless it is this one, for at most `timeout_s`. Called
+        without the lock. A thread that is in a callback ends behind it.
+        """
         if self.thread.is_alive() and threading.current_thread() is not self.thread:
-            self.thread.join()
+            self.thread.join(timeout_s)
+            if self.thread.is_alive():
+                logger.warning(
+                    "a producer was closed while one of its callbacks had not returned; its thread "
+                    "ends when that does"
+                )
 
     def detach(self) -> list[int]:
         """Stop using the descriptors. Returns them, to be closed by the process that owns them."""

@@ -176,7 +176,9 @@ class SenderThread:
         try:
             self.make_callbacks()
         finally:
-            self.helper.join()
+            # `called_back` has waited for callbacks, as long as the close may
+            is_in_callback = self.callbacks.is_called_elsewhere()
+            self.helper.join(0.0 if is_in_callback else CALLBACKS_WAIT_NS / 1e9)
             with self.lock:
                 self.is_stopped = True
                 fds, self._driver_fd = [self._driver_fd, *self.helper.detach()], -1

@@ -213,3 +213,28 @@ def test_a_close_ends_while_callbacks_send_for_ever(
         producer.close()
     assert len(calls) > 5
     assert "on_delivery raised" in caplog.text
+
+
+def test_a_close_ends_though_a_callback_of_the_helper_thread_does_not(
+    appliance: EmbeddedAppliance, made: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    began, may_end = threading.Event(), threading.Event()
+    threads: list[threading.Thread] = []
+
+    def on_delivery(_metadata: object, _error: object) -> None:
+        threads.append(threading.current_thread())
+        began.set()
+        may_end.wait(HANG_LIMIT_S)
+
+    producer = Producer(appliance.address)
+    try:
+        producer.send(made, b"x", on_delivery=on_delivery)  # nobody waits: the helper receives
+        assert began.wait(HANG_LIMIT_S)
+        with caplog.at_level(logging.WARNING, "tailrace"):
+            producer.close(0)
+        assert "one of its callbacks had not returned" in caplog.text
+        assert threads[0].is_alive()
+    finally:
+        may_end.set()
+    threads[0].join(HANG_LIMIT_S)
+    assert not threads[0].is_alive()

@@ -320,6 +320,40 @@ def test_a_typed_topics_rows_are_found_by_its_key_column(
         Table(topic, bootstrap=appliance.address).ready()
 
 
+def test_a_close_ends_though_on_change_does_not_and_it_is_not_called_again(
+    appliance: EmbeddedAppliance,
+    admin: Admin,
+    producer: Producer,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("tailrace.consumer.table.table.CLOSE_WAIT_S", 0.0)
+    admin.create_topics([NewTopic(topic)])
+    began, may_end = threading.Event(), threading.Event()
+    threads: list[threading.Thread] = []
+
+    def on_change(_change: TableChange) -> None:
+        threads.append(threading.current_thread())
+        began.set()
+        may_end.wait(HANG_LIMIT_S)
+
+    table = Table(topic, bootstrap=appliance.address, on_change=on_change)
+    try:
+        table.ready()
+        for number in range(3):
+            producer.send(topic, b"%d" % number, b"key")
+        assert began.wait(HANG_LIMIT_S)
+        table.close()
+        assert "although its thread has not ended" in caplog.text
+        caplog.clear()
+    finally:
+        may_end.set()
+    threads[0].join(HANG_LIMIT_S)
+    assert not threads[0].is_alive()
+    assert (len(threads), caplog.text) == (1, "")
+
+
 def test_keys_and_values_have_the_programs_types(
     appliance: EmbeddedAppliance, admin: Admin, producer: Producer, topic: str
 ) -> None:

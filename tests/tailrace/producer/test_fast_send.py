@@ -15,7 +15,7 @@ from time import time_ns
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tailrace.client.records.partitioners import DefaultPartitioner
@@ -116,6 +116,9 @@ def batches(made: Producer) -> list[tuple[Any, ...]]:
 def test_quick_or_not_a_send_has_one_outcome(partitioner: str | None) -> None:
     settings = {} if partitioner is None else {"partitioner": partitioner}
 
+    plain = ("t", b"", None, None, None)  # the first record opens the batch, the others are quick
+
+    @example([(*plain, None, None), (*plain, -1, None), (*plain, 0, None)])
     @given(st.lists(COMMON | ANY, min_size=1, max_size=12))
     def sent_both_ways(sends: list[tuple[Any, ...]]) -> None:
         with producer(**settings) as quick, producer(**settings) as slow:
