@@ -8,10 +8,13 @@ Crash: `taken_up` makes the moves of a predecessor from the catalog.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from appliance.catalog.catalog import PartitionRow
+from appliance.catalog.catalog import PartitionRow, Topic
 from appliance.catalog.moved_partitions import MovedPartition, Stage
+from appliance.control.publishing.metadata_publisher import MetadataPublisher
+from shm.tables.partition_table import PartitionState
 from tailrace.core.schedule.delays import DELAY_SUFFIX, delay_log_name
 
 Key = tuple[bytes, int]
@@ -75,6 +78,24 @@ class Move:
     @property
     def former(self) -> PartitionRow:
         return self.parts[0].former
+
+    def topics_in(self, topics: Mapping[str, Topic]) -> list[Topic]:
+        """The topic of each part; empty if they are deleted, which is one decision."""
+        found = []
+        for part in self.parts:
+            topic = topics.get(part.name)
+            if topic is None or topic.topic_id != part.topic_id or topic.state == "deleting":
+                return []
+            found.append(topic)
+        return found
+
+
+def states_of(
+    each: Move, topics: list[Topic], publisher: MetadataPublisher
+) -> list[PartitionState]:
+    """States of the parts in their present places, as the flushers show them."""
+    rows = [topic.partitions[each.partition] for topic in topics]
+    return [publisher.table(row).read(row.slot) for row in rows]
 
 
 def taken_up(rows: list[MovedPartition], until_ns: int) -> list[Move]:

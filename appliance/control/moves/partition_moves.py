@@ -27,10 +27,8 @@ Invariants:
 - Nothing is appended in two places: the former worker is closed before the copy is complete, and
   the new one until the catalog says that the partition is open there. From then on it does not go
   back.
-- The former files are removed when the partition is open in its new place and the readers know it.
-  The leases and the transactions of before must have ended. Until then its former worker, and each
-  successor of it, has the partition closed: it keeps the coordinator from forgetting the decisions
-  that came while the partition was closed.
+- The former files are removed when the partition is open in its new place, and nothing needs them
+  (`former_files`).
 
 Bounds: MOVES_MAX partitions at once are closing or arriving. One that is not copied within
 CLOSED_MAX_NS stays.
@@ -53,8 +51,10 @@ from appliance.catalog.catalog import (
 )
 from appliance.catalog.moved_partitions import MovedPartition, MovedPartitions, Stage
 from appliance.control.host_view import HostView
+from appliance.control.moves.failed_moves import FailedMoves
+from appliance.control.moves.former_files import FormerFiles
 from appliance.control.moves.move_target import move_target
-from appliance.control.moves.moving_partition import Key, Move, Part, taken_up
+from appliance.control.moves.moving_partition import Key, Move, Part, states_of, taken_up
 from appliance.control.offset_leases import OffsetLeases
 from appliance.control.publishing.lane_sender import LaneSender
 from appliance.control.publishing.metadata_publisher import MetadataPublisher
@@ -69,27 +69,11 @@ from tailrace.format.directory.data_dir import bin_name
 logger = logging.getLogger(__name__)
 
 MOVES_MAX = 16
-FAILED_MAX = 16
-FAILED_SHOWN_NS = 86_400_000_000_000
-"""A move that did not come about is described for a day."""
 CLOSED_MAX_NS = 60_000_000_000
 ARRIVAL_MAX_NS = 60_000_000_000
 """Longest wait for the other flusher to open the copy: its disk may stand still."""
-KEPT_NS = 5_000_000_000
-"""Shortest time from the arrival to the removal of the former files: readers end what they have
-begun.
-"""
-LEASES_MAX_NS = 3_600_000_000_000
-"""Longest wait for readers' leases."""
-WAITS_FOR_READERS = "readers need the former files"
-WAITS_FOR_TRANSACTIONS = "transactions that were open when it moved have not ended there"
-WAITS_FOR_FILES = (
-    "the flusher there does not remove the files: its disk may stand still. Repair it, or take its "
-    "directory out of data_dirs and restart"
-)
 ARRIVING = ("arriving", "")
 """Stands for the directory of a closed partition that arrives: it has none to depart to."""
-REPEAT_NS = 5_000_000_000
 
 
 def closed_arrivals(moved: MovedPartitions) -> dict[Key, tuple[str, str]]:
@@ -121,12 +105,11 @@ class PartitionMoves:
         self._publisher = publisher
         self._changes = changes
         self._leases = leases
+        self._former_files = FormerFiles(publisher, leases)
         self._host_view = host_view
         self._now_ns = start_ns
         self._moves: dict[Key, Move] = {}
-        self._failed: dict[Key, tuple[int, dict[str, Any]]] = {}
-        """The last moves that did not come about, each with the time until which it is described.
-        """
+        self._failed = FailedMoves()
         for each in taken_up(self._moved.all(), start_ns + ARRIVAL_MAX_NS):
             self._moves[each.key] = each
         publisher.former_places = self._former_places
@@ -157,48 +140,22 @@ class PartitionMoves:
                 }
             )  # fmt: skip
         known = {topic.topic_id for topic in self._topics.values() if topic.state != "deleting"}
-        failed = [
-            row
-            for (topic_id, _), (until_ns, row) in self._failed.items()
-            if topic_id in known and self._now_ns < until_ns
-        ]
-        return [*failed, *rows]
+        return [*self._failed.described(known, self._now_ns), *rows]
 
     def _former_places(self) -> list[tuple[Topic, PartitionRow, int]]:
         """See `MetadataPublisher.former_places`."""
-        found = []
-        for each in self._moves.values():
-            topics = self._topics_of(each)
-            is_configured = self._publisher.placement.known_dir_index(each.former) is not None
-            if topics and each.state != "closing" and not each.sent_ns and is_configured:
-                worker = self._former_worker(each, topics)
-                found += [
-                    (topic, part.former, worker)
-                    for topic, part in zip(topics, each.parts, strict=True)
-                ]
-        return found
-
-    def _former_worker(self, each: Move, topics: list[Topic]) -> int:
-        """The worker of the former place."""
-        topic = topics[0] if topics else _unknown_topic(each.parts[0])
-        return self._publisher.placement.former_worker_of(topic, each.former)
+        return [
+            place
+            for each in self._moves.values()
+            for place in self._former_files.place(each, each.topics_in(self._topics))
+        ]
 
     def _place_of(self, each: Move) -> str:
-        topics = self._topics_of(each)
+        topics = each.topics_in(self._topics)
         if not topics or each.state == "closing":
             return ""
         index = self._publisher.placement.known_dir_index(topics[0].partitions[each.partition])
         return "" if index is None else self._host_view.dir_paths()[index]
-
-    def _topics_of(self, each: Move) -> list[Topic]:
-        """The topic of each part; empty if they are deleted, which is one decision."""
-        found = []
-        for part in each.parts:
-            topic = self._topics.get(part.name)
-            if topic is None or topic.topic_id != part.topic_id or topic.state == "deleting":
-                return []
-            found.append(topic)
-        return found
 
     # ---- closing ---------------------------------------------------------------------------------
 
@@ -247,7 +204,7 @@ class PartitionMoves:
             parts, "closing", target, os.urandom(8).hex(), self._now_ns + CLOSED_MAX_NS
         )  # fmt: skip
         self._moves[move.key] = move
-        self._failed.pop(move.key, None)
+        self._failed.forget(move.key)
         self._set_departing(move, (self._host_view.dir_paths()[target], move.move))
         return decided
 
@@ -274,7 +231,7 @@ class PartitionMoves:
         return sum(steps[each.state](each) for each in list(self._moves.values()))
 
     def _close(self, each: Move) -> int:
-        topics = self._topics_of(each)
+        topics = each.topics_in(self._topics)
         if not topics:
             self._forget(each)
             return 1
@@ -355,28 +312,18 @@ class PartitionMoves:
         return 1
 
     def _note_failed(self, each: Move, stays_in: int, target: int, reason: str) -> None:
-        """Say that a partition stays in the directory `stays_in`."""
+        """Say that a partition stays in the directory with the index `stays_in`."""
         paths = self._host_view.dir_paths()
         to = paths[target] if target >= 0 else ""
-        logger.warning(
-            "partition_stays topic=%s partition=%d to=%s reason=%r advice=%r", each.name,
-            each.partition, to, reason, "run tailrace partition move again",
-        )  # fmt: skip
-        while len(self._failed) >= FAILED_MAX:
-            del self._failed[next(iter(self._failed))]
-        row = {
-            "topic": each.name, "partition": each.partition, "state": "failed",
-            "from": paths[stays_in], "to": to, "reason": reason,
-        }  # fmt: skip
-        self._failed[each.key] = self._now_ns + FAILED_SHOWN_NS, row
+        self._failed.note(each, paths[stays_in], to, reason, self._now_ns)
 
     def _arrive(self, each: Move) -> int:
         """Wait until the partition is open in its new place, then have it take batches there."""
-        topics = self._topics_of(each)
+        topics = each.topics_in(self._topics)
         if not topics:
             self._set_departing(each, None)
         else:
-            states = self._states_of(each, topics)
+            states = states_of(each, topics, self._publisher)
             is_there = all(topic.state == "active" for topic in topics) and all(
                 state.topic_id == part.topic_id and state.state is SlotState.ONLINE
                 for state, part in zip(states, each.parts, strict=True)
@@ -390,15 +337,8 @@ class PartitionMoves:
                 return 0
             for state, part in zip(states, each.parts, strict=True):
                 part.end_offset = 0 if each.is_back else state.log_end_offset
-        for part in each.parts:
-            part.leases = set() if each.is_back else self._leases.names_of(*part.key)
-        each.state, each.until_ns = "left", self._now_ns + KEPT_NS
+        self._former_files.keep(each, self._now_ns)
         return 1
-
-    def _states_of(self, each: Move, topics: list[Topic]) -> list[PartitionState]:
-        """States of the parts in their present places, as the flushers show them."""
-        rows = [topic.partitions[each.partition] for topic in topics]
-        return [self._publisher.table(row).read(row.slot) for row in rows]
 
     def _open(self, each: Move, topics: list[Topic]) -> int:
         """Decide that the partition takes batches in its new place."""
@@ -479,52 +419,11 @@ class PartitionMoves:
             part.former = row
 
     def _leave(self, each: Move) -> int:
-        """Have the former files removed, when no reader needs them."""
-        if self._publisher.placement.known_dir_index(each.former) is None:
-            self._forget(each)  # its directory is not configured any more
-            return 1
-        left = [part for part in each.parts if not (each.sent_ns and self._is_removed(part))]
-        if not left:
+        """Have the former files removed, when nothing needs them."""
+        if self._former_files.are_gone(each):
             self._forget(each)
             return 1
-        topics = self._topics_of(each)
-        reason = self._reason_to_wait(each, topics)
-        each.waits_for = reason or (WAITS_FOR_FILES if each.is_repeated else "")
-        if (
-            self._now_ns < max(each.until_ns, each.sent_ns + REPEAT_NS if each.sent_ns else 0)
-            or reason
-            or not self._publisher.have_readers_caught_up()
-        ):
-            return 0
-        worker = self._former_worker(each, topics)
-        for part in left:
-            topic = self._topics.get(part.name) if topics else None
-            shown = topic if topic is not None else _unknown_topic(part)
-            self._publisher.publish_left(shown, part.former, worker)
-        each.is_repeated = bool(each.sent_ns)
-        each.sent_ns = self._now_ns
-        return 1
-
-    def _is_removed(self, part: Part) -> bool:
-        state = self._publisher.table(part.former).read(part.former.slot)
-        return state.state is SlotState.DELETED and state.topic_id == part.topic_id
-
-    def _reason_to_wait(self, each: Move, topics: list[Topic]) -> str:
-        """The reason why the former files of a partition stay; "": they may go."""
-        if topics and self._has_open(each, topics):
-            return WAITS_FOR_TRANSACTIONS
-        has_lease = any(part.leases & self._leases.names_of(*part.key) for part in each.parts)
-        is_late = self._now_ns >= each.until_ns + LEASES_MAX_NS
-        return WAITS_FOR_READERS if has_lease and not is_late else ""
-
-    def _has_open(self, each: Move, topics: list[Topic]) -> bool:
-        """True if a transaction that was open at the arrival has not ended in the new place. Its
-        last stable offset passes the markers when they are as durable as the topic requires.
-        """
-        return any(
-            state.topic_id == part.topic_id and state.last_stable_offset < part.end_offset
-            for state, part in zip(self._states_of(each, topics), each.parts, strict=True)
-        )
+        return self._former_files.remove(each, each.topics_in(self._topics), self._now_ns)
 
     def _forget(self, each: Move) -> None:
         """Nothing is left of a move."""
@@ -552,8 +451,3 @@ class PartitionMoves:
             logger.info(
                 "partition_moved topic=%s partition=%d", each.name, each.partition
             )  # fmt: skip
-
-
-def _unknown_topic(each: Part) -> Topic:
-    """Stand-in for a deleted topic, with what the end of a partition needs."""
-    return Topic(each.topic_id, each.name, "deleting", 0, False, 0, b"", {}, (), 0)

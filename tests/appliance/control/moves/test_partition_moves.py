@@ -12,14 +12,16 @@ import pytest
 
 from appliance.catalog.moved_partitions import MovedPartition, Stage
 from appliance.catalog.rows import PartitionRow, Topic
-from appliance.control.moves.partition_moves import (
-    ARRIVAL_MAX_NS,
-    ARRIVING,
-    FAILED_SHOWN_NS,
+from appliance.control.moves.failed_moves import FAILED_SHOWN_NS
+from appliance.control.moves.former_files import (
     KEPT_NS,
     LEASES_MAX_NS,
     WAITS_FOR_FILES,
     WAITS_FOR_TRANSACTIONS,
+)
+from appliance.control.moves.partition_moves import (
+    ARRIVAL_MAX_NS,
+    ARRIVING,
     PartitionMoves,
     closed_arrivals,
 )
