@@ -149,11 +149,7 @@ class Front:
         )
         self._credit_service = CreditService(ledger, self._responses, slot)
         self._fetch_wheel: TimingWheel[Fetch] = TimingWheel(start_ns)
-        self._fetch_requests = FetchRequests(
-            reader=reader, routing=routing, pool=pool, wheel=self._fetch_wheel,
-            transport=transport, time_slicer=self._time_slicer, responses=self._responses,
-            slot=slot, clock=clock, now_ns=start_ns,
-        )  # fmt: skip
+        self._fetch_requests = self._new_fetch_requests(pool)
         self._fetches = self._fetch_requests.service
         self._metadata_service = MetadataService(
             routing, reader, links.front_ports, self._fetches.fetched, links.decisions
@@ -162,42 +158,57 @@ class Front:
             "cluster_id": cluster_id, "server": "tailrace", "auto_create_topics": auto_create_topics
         }  # fmt: skip
         """Response to a handshake."""
-        self._produce_service = self._new_produce_service(links, start_ns)
+        self._produce_service = self._new_produce_service(links)
         self._acknowledgements = self._produce_service.acknowledgements
         self._catalog_feed = CatalogFeed(
             routing=routing, reader=reader, produce_service=self._produce_service,
             fetches=self._fetches, gate=gate, error_handler=self._error_handler, on_ready=on_ready,
         )  # fmt: skip
-        self._forwarding = ForwardingService(
-            controller=links.controller, scheduler=links.scheduler, groups=links.groups,
-            process_generation=process_generation, sessions=self._sessions,
-            responses=self._responses, start_ns=start_ns, gate=gate,
-            on_assignment=self._catalog_feed.on_assignment,
-            on_rights=self._catalog_feed.on_rights, on_fed=self._catalog_feed.on_fed,
-        )  # fmt: skip
+        self._forwarding = self._new_forwarding(links, process_generation, gate)
         if gate is not None:
             self._know_users(gate)
-        self._session_lifecycle = self._new_session_lifecycle(start_ns)
-        self._dispatcher = RequestDispatcher(
-            transport=transport, sessions=self._sessions, responses=self._responses,
-            session_lifecycle=self._session_lifecycle, produce_service=self._produce_service,
-            time_slicer=self._time_slicer, requests=slot.requests, gate=gate, now_ns=start_ns,
-            catch_up=self.catch_up,
-        )  # fmt: skip
+        self._session_lifecycle = self._new_session_lifecycle()
+        self._dispatcher = self._new_dispatcher(gate)
         self._handlers = self._new_handlers()
         self._dispatcher.handlers = self._handlers.table(gate)
         self._use_quotas(quotas)
         if audit is not None:
             self._begin_audit(audit)
 
-    def _new_produce_service(self, links: Links, start_ns: int) -> ProduceService:
+    def _new_fetch_requests(self, pool: AsyncReader) -> FetchRequests:
+        return FetchRequests(
+            reader=self._reader, routing=self._routing, pool=pool, wheel=self._fetch_wheel,
+            transport=self._transport, time_slicer=self._time_slicer, responses=self._responses,
+            slot=self._slot, clock=self._clock, now_ns=self._now_ns,
+        )  # fmt: skip
+
+    def _new_produce_service(self, links: Links) -> ProduceService:
         slot, clock = self._slot, self._clock
         return ProduceService(
             workers=links.workers, connect_worker=links.connect_worker, routing=self._routing,
             ledger=self._ledger, sessions=self._sessions, responses=self._responses,
-            on_settled=self._fetches.on_settled, start_ns=start_ns,
+            on_settled=self._fetches.on_settled, start_ns=self._now_ns,
             durations=slot.histogram(Measure.PRODUCE), exemplars=slot.exemplars,
             monotonic_ns=clock.monotonic_ns, wall_us=clock.wall_us,
+        )  # fmt: skip
+
+    def _new_forwarding(
+        self, links: Links, process_generation: int, gate: Gate | None
+    ) -> ForwardingService:
+        return ForwardingService(
+            controller=links.controller, scheduler=links.scheduler, groups=links.groups,
+            process_generation=process_generation, sessions=self._sessions,
+            responses=self._responses, start_ns=self._now_ns, gate=gate,
+            on_assignment=self._catalog_feed.on_assignment,
+            on_rights=self._catalog_feed.on_rights, on_fed=self._catalog_feed.on_fed,
+        )  # fmt: skip
+
+    def _new_dispatcher(self, gate: Gate | None) -> RequestDispatcher:
+        return RequestDispatcher(
+            transport=self._transport, sessions=self._sessions, responses=self._responses,
+            session_lifecycle=self._session_lifecycle, produce_service=self._produce_service,
+            time_slicer=self._time_slicer, requests=self._slot.requests, gate=gate,
+            now_ns=self._now_ns, catch_up=self.catch_up,
         )  # fmt: skip
 
     def _new_handlers(self) -> RequestHandlers:
@@ -223,7 +234,7 @@ class Front:
         self._owners = ProducerOwners(self._forwarding.ask_for_itself)
         self._produce_service.owners = self._forwarding.owners = self._owners
 
-    def _new_session_lifecycle(self, start_ns: int) -> SessionLifecycle:
+    def _new_session_lifecycle(self) -> SessionLifecycle:
         users = self._users
         lifecycle = SessionLifecycle(
             transport=self._transport, sessions=self._sessions, ledger=self._ledger,
@@ -235,7 +246,7 @@ class Front:
                 self._forget_quotas,
                 *([] if users is None else [users.gate.forget]),
             ],
-            start_ns=start_ns, has_users=users is not None,
+            start_ns=self._now_ns, has_users=users is not None,
         )  # fmt: skip
         if users is not None:
             lifecycle.admit, lifecycle.note = users.admit, users.note

@@ -143,17 +143,7 @@ class Flusher:
         self._now_us = now_us
         self._jumps = WallJumps(files, data_dir, now_us(), start_ns)
         self._logs.moved = self._jumps.moved
-        self._log_cleaner = LogCleaner(
-            self._logs,
-            self._commit,
-            self._wheel,
-            now_us,
-            start_ns,
-            lambda: self._space.is_full,
-            jumps=self._jumps,
-            check_interval_ms=settings.retention_check_ms,
-            make_compaction=None if links.cleaner is None else self._make_compaction,
-        )
+        self._log_cleaner = self._new_log_cleaner()
         self._chores = Chores(
             self._logs, self._commit, self._wheel, self._log_cleaner.retain, lambda: self._now_ns
         )  # fmt: skip
@@ -162,12 +152,17 @@ class Flusher:
             self._error_handler, self._follow_worker, self._on_assignment, self._purge, start_ns,
         )  # fmt: skip
         self._placement = BatchPlacement(
-            self._logs,
-            self._commit,
-            self._feed.apply_from_ring,
-            self._log_cleaner.retain,
+            self._logs, self._commit, self._feed.apply_from_ring, self._log_cleaner.retain,
             self._error_handler,
-        )
+        )  # fmt: skip
+
+    def _new_log_cleaner(self) -> LogCleaner:
+        return LogCleaner(
+            self._logs, self._commit, self._wheel, self._now_us, self._now_ns,
+            lambda: self._space.is_full, jumps=self._jumps,
+            check_interval_ms=self._settings.retention_check_ms,
+            make_compaction=None if self._links.cleaner is None else self._make_compaction,
+        )  # fmt: skip
 
     def apply_settings(self, settings: dict[str, Any]) -> None:
         """Use changed settings of the appliance."""
