@@ -152,7 +152,7 @@ class Admin(
         self._connection = Connection(
             self.settings.bootstrap_servers, self.settings.client_id, runtime, "admin client"
         )
-        self._connection.gives_up = self.settings.connect_timeout_ms is not None
+        self._connection.reachability.gives_up = self.settings.connect_timeout_ms is not None
 
     def __enter__(self) -> Admin:
         self._connection.check_usable()

@@ -132,7 +132,7 @@ class HeartbeatManager:
         """
         if self.membership.phase is not Phase.LEAVING:
             return 0
-        return min(until_ns, self.connection.away_at_ns())
+        return min(until_ns, self.connection.reachability.away_at_ns())
 
     def _answered(self, token: int, response: Response | None) -> None:
         now_ns = self.now_ns()

@@ -27,7 +27,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from tailrace.client.connections import ipc_socket
+from tailrace.client.connections.reachability import Reachability
 from tailrace.client.connections.refused_handshakes import RefusedHandshakes
 from tailrace.client.connections.runtime import (
     NEVER_NS,
@@ -38,12 +38,7 @@ from tailrace.client.connections.runtime import (
 )
 from tailrace.core import fork
 from tailrace.core.error_codes import ErrorCode
-from tailrace.core.errors import (
-    ClientClosedError,
-    NotReachableError,
-    TailraceError,
-    error_for,
-)
+from tailrace.core.errors import ClientClosedError, TailraceError, error_for
 from tailrace.core.log import logger
 from tailrace.format.crc32c import Readable
 from tailrace.protocol.credit_messages import throttled_ms
@@ -60,18 +55,9 @@ HANDSHAKE_BACKOFF_DOUBLINGS = 2
 twice and four times that. Hundreds of clients may start at once on a host without a free core. With
 shorter intervals it would handle abandoned handshakes only.
 """
-WARN_AFTER_NS = 1_000_000_000
-"""Time without an appliance after which the log says so. A program that blocks silently looks hung.
-"""
 REOPEN_FIRST_NS = 20_000_000
 REOPEN_MAX_NS = 1_000_000_000
 COPY_BELOW_BYTES = 64 << 10
-UNREACHABLE_AFTER_NS = 60_000_000_000
-"""Time without an appliance after which a poll raises."""
-AWAY_AFTER_NS = 2_000_000_000
-"""Time without an appliance after which a client that ends has nothing more to tell it. A restart
-takes less.
-"""
 SHARED_WAIT_NS = 20_000_000
 """Longest sleep at a time on a shared connection. Another thread may receive the response."""
 
@@ -127,22 +113,9 @@ class Connection:
         timeout.
         """
         self._failures = 0
-        self._waited_since_ns = 0
-        """Time since when its user waits for an appliance. 0: it is connected, or was not used."""
-        self._has_warned = False
-        self.gives_up = False
-        """True if its user waits for an appliance for a bounded time."""
-        self._away_since_ns = 0
-        """Time since when polls find no appliance. 0: the last one found it."""
-        self._unready_since_ns = self.now_ns()
-        """Time since when requests cannot be sent. 0: they can."""
+        self.reachability = Reachability(self.address, owner, self.now_ns())
         self.fatal: TailraceError | None = None
         """A refusal that a retry cannot change: no common version, no permission for the socket."""
-        self._was_ready = False
-        self._protocol_error = ""
-        """The error of a peer at the address that is not an appliance."""
-        self._quota_refusal = ""
-        """The reason why the appliance has refused the last handshake for a quota."""
         self._open()
         fork.add(self)
 
@@ -164,25 +137,19 @@ class Connection:
             raise self._refusal
 
     def check_reachable(self, now_ns: int) -> None:
-        """Raise NotReachableError if polls find no appliance for UNREACHABLE_AFTER_NS, or the fatal
-        error of the connection. Each poll calls it after `tick`.
+        """Raise NotReachableError if polls find no appliance for long (`Reachability.check`), or
+        the fatal error of the connection. Each poll calls it after `tick`.
         """
         if self.fatal is not None:
             raise self.fatal
         if self.is_ready:
-            self._away_since_ns = 0
-        elif not self._away_since_ns:
-            self._away_since_ns = now_ns
-        elif now_ns - self._away_since_ns > UNREACHABLE_AFTER_NS:
-            raise NotReachableError(
-                f"no appliance answers at {self.address}{self.peer_error_suffix()}"
-            )
+            self.reachability.away_since_ns = 0
+        else:
+            self.reachability.check(now_ns)
 
-    def away_at_ns(self) -> int:
-        """The time from which the end of a client waits no longer for the appliance: it has been
-        away for AWAY_AFTER_NS. NEVER_NS while it is connected.
-        """
-        return self._unready_since_ns + AWAY_AFTER_NS if self._unready_since_ns else NEVER_NS
+    def peer_error_suffix(self) -> str:
+        """See `Reachability`."""
+        return self.reachability.peer_error_suffix()
 
     def fileno(self) -> int:
         """The descriptor to poll, which is readable when something *may* have come. -1: there is no
@@ -267,16 +234,13 @@ class Connection:
             return False
         if session.state is _LOST:
             if session.lost_code is ErrorCode.QUOTA_EXCEEDED:
-                self._quota_refusal = session.lost_reason
+                self.reachability.on_quota_refusal(session.lost_reason)
             self._lose(session.lost_code, session.lost_reason)
             return False
         if not was_ready and session.state is _READY:
-            self._failures = self._waited_since_ns = self._unanswered = 0
+            self._failures = self._unanswered = 0
             self._refused.on_accepted(session.server_keys)
-            self._unready_since_ns = 0
-            self._has_warned = False
-            self._was_ready = True
-            self._protocol_error = self._quota_refusal = ""
+            self.reachability.on_ready()
         if response is None:
             return True
         if response.correlation_id == PUSH_CORRELATION_ID:
@@ -330,12 +294,13 @@ class Connection:
 
     def _on_protocol_error(self, error: Exception) -> None:
         """Lose the connection: a message is not of this protocol, or is inconsistent."""
-        self._protocol_error = (
+        reason = (
             f"{type(error).__name__}: {error}" if not isinstance(error, WireError) else error.detail
         )
+        self.reachability.on_protocol_error(reason)
         if not isinstance(error, WireError):
             logger.error("answer_not_understood address=%s", self.address, exc_info=error)
-        self._lose(ErrorCode.MALFORMED_REQUEST, self._protocol_error)
+        self._lose(ErrorCode.MALFORMED_REQUEST, reason)
 
     # ---- time ------------------------------------------------------------------------------------
 
@@ -349,11 +314,7 @@ class Connection:
                 if self._socket is None
                 else min(self._handshake_deadline_ns(), self._refused.probe_at_ns(self._opened_ns))
             )
-            return (
-                min(retry_ns, self._waited_since_ns + WARN_AFTER_NS)
-                if self._waited_since_ns and not self._has_warned
-                else retry_ns
-            )
+            return min(retry_ns, self.reachability.warning_at_ns())
         return (
             max(self._last_received_ns, self._pinged_ns) + PING_AFTER_NS if self._pending else None
         )
@@ -374,7 +335,7 @@ class Connection:
 
     def _run_timers(self, now_ns: int) -> None:
         if not self.is_ready:
-            self._warn_unreachable(now_ns)
+            self.fatal = self.reachability.warn(now_ns)
         if self._socket is None:
             if now_ns >= self._reopen_at_ns:
                 self._reopen()
@@ -411,24 +372,6 @@ class Connection:
         else:
             self._lose(ErrorCode.NOT_AUTHENTICATED, f"{reason} ({self.address})")
 
-    def _warn_unreachable(self, now_ns: int) -> None:
-        """Log once that the client has waited for an appliance for WARN_AFTER_NS, not counting time
-        out of use. Without permission for the socket, only a client that was connected goes on.
-        """
-        if not self._waited_since_ns:
-            self._waited_since_ns = now_ns
-        elif not self._has_warned and now_ns - self._waited_since_ns >= WARN_AFTER_NS:
-            self._has_warned = True
-            error = ipc_socket.permission_error(self.address)
-            if error is not None and not self._was_ready:
-                self.fatal = error
-                return
-            if self.gives_up:
-                return  # the error that its user raises says it
-            reason = self.peer_error_suffix() if error is None else f": {error.detail}"
-            message = "the %s gets no answer at %s%s; it goes on trying"
-            logger.warning(message, self._owner, self.address, reason)
-
     # ---- waiting ---------------------------------------------------------------------------------
 
     def wait(self, timeout_ns: int, *wake_fds: int) -> Sequence[int] | None:
@@ -456,18 +399,6 @@ class Connection:
             self.wait(wait_ns)
         finally:
             lock.acquire()
-
-    def peer_error_suffix(self) -> str:
-        """A clause about a peer that is no appliance, or refuses the connection, or about a socket
-        without one; or "".
-        """
-        if self._quota_refusal:
-            return f": it refuses the connection, for {self._quota_refusal}"
-        return (
-            f"; the peer there does not speak Tailrace's protocol ({self._protocol_error[:200]})"
-            if self._protocol_error
-            else ipc_socket.absence(self.address)
-        )
 
     # ---- opening and closing ---------------------------------------------------------------------
 
@@ -498,7 +429,7 @@ class Connection:
     def _lose(self, code: ErrorCode, reason: str) -> None:
         """Give the socket up and call all pending callbacks with None."""
         self._close_socket()
-        self._unready_since_ns = self._unready_since_ns or self.now_ns()
+        self.reachability.on_lost(self.now_ns())
         if code in (ErrorCode.UNSUPPORTED_VERSION, ErrorCode.NOT_AUTHENTICATED):
             self.fatal = error_for(code, reason)
         delay_ns = min(REOPEN_MAX_NS, REOPEN_FIRST_NS << min(self._failures, 10))

@@ -11,9 +11,9 @@ import pytest
 
 from tailrace.aio import AsyncShareConsumer
 from tailrace.client.config.setting_fields import build
-from tailrace.client.connections import connection as connection_module
+from tailrace.client.connections import reachability
 from tailrace.client.connections.call import PendingCall
-from tailrace.client.connections.connection import UNREACHABLE_AFTER_NS
+from tailrace.client.connections.reachability import UNREACHABLE_AFTER_NS
 from tailrace.client.connections.runtime import SYSTEM
 from tailrace.client.connections.steps import lifted, run_at_once
 from tailrace.core.error_codes import ErrorCode
@@ -295,7 +295,7 @@ def test_a_retried_request_waits_and_keeps_the_time_of_its_first_copy(
 def test_poll_raises_while_the_appliance_is_away(
     kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_module, "UNREACHABLE_AFTER_NS", -1)
+    monkeypatch.setattr(reachability, "UNREACHABLE_AFTER_NS", -1)
 
     async def done(result: Any) -> Any:
         return await result if inspect.isawaitable(result) else result

@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tailrace.client.connections.connection import AWAY_AFTER_NS, Connection
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.reachability import AWAY_AFTER_NS
 from tailrace.client.connections.runtime import NEVER_NS, Runtime
 from tailrace.client.connections.steps import call_json_now
 from tailrace.format.crc32c import Readable
@@ -70,14 +71,14 @@ def test_a_request_that_the_ended_connection_did_not_take_is_sent_over_the_next_
 
 def test_an_appliance_is_away_some_time_after_the_connection_has_ended() -> None:
     connection, clock = connected([])
-    assert connection.away_at_ns() >= NEVER_NS
+    assert connection.reachability.away_at_ns() >= NEVER_NS
     connection.give_up_socket()
     ended_ns = clock.now_ns
-    assert connection.away_at_ns() == ended_ns + AWAY_AFTER_NS
+    assert connection.reachability.away_at_ns() == ended_ns + AWAY_AFTER_NS
     clock.now_ns += 1
     connection.give_up_socket()
-    assert connection.away_at_ns() == ended_ns + AWAY_AFTER_NS
+    assert connection.reachability.away_at_ns() == ended_ns + AWAY_AFTER_NS
     clock.now_ns = connection.next_tick_ns() or 0
     connection.tick(clock.now_ns)
     assert connection.is_ready
-    assert connection.away_at_ns() >= NEVER_NS
+    assert connection.reachability.away_at_ns() >= NEVER_NS
