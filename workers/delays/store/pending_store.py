@@ -27,9 +27,10 @@ import pyarrow as pa
 
 from shm.crash_points import crash_point
 from tailrace.format.directory.delay_files import KIND_CANCELLED
-from workers.delays.store.array_wheel import NEVER, Rows, no_rows, split
+from workers.delays.store.array_wheel import NEVER, Rows, split
 from workers.delays.store.bucket_files import LOWEST_LEVEL, BucketFile, Ints, is_above, width_of
-from workers.delays.store.bucket_set import LOAD_AHEAD_TICKS, BucketSet, label_of, labels_of
+from workers.delays.store.bucket_move import move_down
+from workers.delays.store.bucket_set import LOAD_AHEAD_TICKS, BucketSet, labels_of
 from workers.delays.store.log_versions import LogVersions
 from workers.delays.store.open_batches import LogSnapshot
 from workers.delays.store.pending_pages import Listed, Others, page_of
@@ -261,7 +262,7 @@ class PendingStore:
                     self._loading = self._load_by_chunks(file)
                     return 1
             elif self._job is None:
-                self._job = self._move_down(file)
+                self._begin_move(file)
                 return self._resume()
         return 0
 
@@ -314,42 +315,8 @@ class PendingStore:
             pass
         self._loading = None
 
-    def _move_down(self, file: BucketFile) -> Iterator[None]:
-        """Move a bucket's rows to lower buckets, a chunk at a time, or to a new file of the same
-        bucket if most are cancelled.
-        """
-        to_lower = file.entry.start <= self._now_tick + LOAD_AHEAD_TICKS + width_of(
-            file.entry.level - 1
-        )
-        for chunk, ticks, offsets, rows in self._buckets.intact_chunks(file):
-            left = self._buckets.left(file, chunk, ticks, offsets, as_saved=True)
-            ticks, offsets, rows = ticks[left], offsets[left], rows.filter(pa.array(left))
-            touched: dict[BucketFile, None] = {}  # in the order of writing
-            if to_lower:
-                labels = labels_of(ticks, max(self._now_tick, file.entry.start))
-            else:
-                labels = np.full(len(ticks), label_of(file.entry.level, file.entry.start))
-            places = (
-                np.stack((ticks, offsets, np.arange(len(ticks))), axis=1)
-                if len(ticks)
-                else no_rows()
-            )
-            for label, piece in split(places, labels):
-                target = self._buckets.open_bucket(label, file.schema_id, file)
-                self._buckets.append(
-                    target, piece[:, 0], piece[:, 1], rows.take(pa.array(piece[:, 2]))
-                )
-                target.unsaved_cancels |= file.unsaved_cancels.intersection(piece[:, 1].tolist())
-                touched[target] = None
-                yield
-            for target in touched:
-                target.sync()
-                yield
-            self._buckets.sync_names()
-            file.forget_chunk(chunk)
-            self._buckets.save_manifest()
-            crash_point("scheduler.after_move")
-        self._buckets.remove([file])
+    def _begin_move(self, file: BucketFile) -> None:
+        self._job = move_down(self._buckets, file, lambda: self._now_tick)
 
     # ---- from memory to the disk -----------------------------------------------------------------
 
@@ -461,7 +428,7 @@ class PendingStore:
                 and entry.cancelled * 2 > entry.rows
                 and entry.end - entry.begin > SAVE_BYTES // 16
             ):
-                self._job = self._move_down(file)
+                self._begin_move(file)
                 return self._resume()
         return 0
 
