@@ -47,6 +47,10 @@ class MessageSocket:
         """Wire bytes of the message that `try_receive` returned last."""
         self.has_rest = False
         """True if that message has more frames, which the caller must receive."""
+        self.is_drained = False
+        """True if the socket was empty at its last use, which its users note: a new message then makes
+        its descriptor readable.
+        """
 
     def events(self) -> int:
         """Return zmq.EVENTS."""

@@ -1,13 +1,12 @@
 """Router: the ZeroMQ socket of a front and its connections.
 
 ROUTER_MANDATORY makes sends to a closed client or a full queue fail instead of dropping the
-message. `peers` accounts for the cost of connections. `Monitor` reports connections that open and
-close.
+message. `ResponseSender` sends. `peers` accounts for the cost of connections. `Monitor` reports
+connections that open and close.
 
 Owner: one front.
 
 Invariants:
-- A buffer is reused only after libzmq has released it.
 - `watch` is called at `watch_at_ns`, and whenever the monitor's descriptor is readable, for that
   reason once in MONITOR_REST_NS. libzmq's thread blocks while the monitor is full.
 - With `security` a message is of the connection that sent it, not of its identity: each one's
@@ -30,13 +29,12 @@ from netfront.socket.flow_control import Credit
 from netfront.socket.io_thread_slice import IoThreadSlice, io_threads, set_slice_ns
 from netfront.socket.listening_socket import (
     NONE_GIVEN,
-    QUEUE_MESSAGES,
     ListeningSockets,
     begin_zero_copy,
     listen,
     new_socket,
 )
-from netfront.socket.message_socket import LENT_FROM_BYTES, MessageSocket, taken_frame
+from netfront.socket.message_socket import MessageSocket, taken_frame
 from netfront.socket.monitor import Monitor
 from netfront.socket.peers.condemned_peers import CondemnedPeers
 from netfront.socket.peers.connection_costs import ConnectionCosts
@@ -44,12 +42,7 @@ from netfront.socket.peers.connections import SWEEP_INTERVAL_NS, Connections, Li
 from netfront.socket.peers.peer_connection import PeerConnection
 from netfront.socket.peers.socket_stats import KernelSocketStats, SocketStats
 from netfront.socket.peers.sweep_pause import SweepPause, cpu_clock
-from netfront.socket.peers.unsent_responses import (
-    MESSAGE_COST_BYTES,
-    UNSENT_PEER_MAX,
-    UnsentResponses,
-)
-from netfront.socket.send_buffers import SendBuffers
+from netfront.socket.response_sender import ResponseSender
 from netfront.socket.transport import Watched
 from shm.queues.doorbell import Doorbell
 from shm.runtime.timing_wheel import NEVER_NS
@@ -83,7 +76,6 @@ _EVENTS, _POLLIN, _RCVMORE, _NOBLOCK, _SRCFD = (
     int(zmq.NOBLOCK),
     int(zmq.SRCFD),
 )
-_SEND_FIRST = int(zmq.NOBLOCK | zmq.SNDMORE)
 """Plain integers, because operations on enum members run Python code."""
 _CURVE_BYTES = 33
 """Bytes of an encrypted frame beside its content: command name 8, nonce 8, tag 16, flags 1."""
@@ -104,7 +96,7 @@ def encrypted_bytes(frames: Sequence[Readable]) -> int:
 
 
 class Router:
-    """A bound socket, its connections, and the buffers in use by libzmq."""
+    """A bound socket and its connections."""
 
     def __init__(
         self,
@@ -148,15 +140,20 @@ class Router:
         self._io_thread_slice = IoThreadSlice(lambda slice_ns: set_slice_ns(io_threads(), slice_ns))
         self._pause = SweepPause(cpu_clock(io_threads), time.monotonic_ns)
         self._moved = 0
-        """Messages received, and pages of 4 KiB received or sent."""
+        """Messages received, and pages of 4 KiB received."""
         self._relisten_ns = NEVER_NS
-        self._buffers = SendBuffers()
         self._own_sockets = KernelSocketStats()
         stats = sockets or self._own_sockets
         self._peers = Connections(stats, limits)
-        self._unsent = UnsentResponses()
+        self._sender = ResponseSender(
+            socket, self._messages, self._peers, None if security is None else self._has_left
+        )
+        # Its methods are those of this transport, without a call in between.
+        self.try_send, self.try_send_buffer = self._sender.try_send, self._sender.try_send_buffer
+        self.new_buffer = self._sender.new_buffer
+        self.unsent_bytes, self.unsent_total = self._sender.unsent_bytes, self._sender.unsent_total
         self._condemned = CondemnedPeers(self._peers)
-        self._costs = ConnectionCosts(self._peers, self._unsent, stats)
+        self._costs = ConnectionCosts(self._peers, self._sender.unsent, stats)
         self._known = self._peers.by_identity if security is None else {}
         """Connections whose messages are received without a check of their sender."""
         self.on_rebound: Callable[[bytes], None] = lambda _identity: None
@@ -171,11 +168,6 @@ class Router:
         self._empty_at_check = 0
         self._is_quiet = False
         """True if no message had arrived when this loop step began."""
-        self._is_drained = False
-        """True if the socket was empty at its last use.
-
-        A new message then makes its descriptor readable.
-        """
         self._discards = False
         self._reported_closed = 0
 
@@ -200,10 +192,10 @@ class Router:
         messages, known = self._messages, self._known
         frames = messages.try_receive(known, PARTS_MAX)
         if frames is None:
-            self._is_drained = True
+            messages.is_drained = True
             self._empty_count += 1
             return None
-        self._is_drained = False
+        messages.is_drained = False
         peer = known.get(frames[0])
         taken = messages.taken
         if messages.has_rest and peer is None:
@@ -309,7 +301,7 @@ class Router:
         so the descriptor alone does not tell.
         """
         has_input = bool(self._messages.events() & _POLLIN)
-        self._is_drained = not has_input
+        self._messages.is_drained = not has_input
         return has_input
 
     def wait(self, bell: Doorbell, timeout_ms: float | None, busy_ns: int) -> None:
@@ -320,7 +312,7 @@ class Router:
         hold messages, and the next `try_receive` makes it only if the descriptor was readable.
         """
         self._is_quiet = False
-        if not self._is_drained and self.has_input():
+        if not self._messages.is_drained and self.has_input():
             bell.clear()
             return
         if self._poll is None or self._poll_resting is None:
@@ -346,113 +338,6 @@ class Router:
             for fd in descriptors:
                 poll.register(fd, select.POLLIN)
         return polls
-
-    # ---- sending ---------------------------------------------------------------------------------
-
-    def try_send(self, identity: bytes, frames: Sequence[Readable]) -> bool:
-        """Queue a message. Return False if the client is gone or its queue is full."""
-        self._is_drained = False
-        if self.zap is not None and self._has_left(identity):
-            return False
-        peer = self._peers.by_identity.get(identity)
-        if peer is None or not self._unsent.needs_mark(
-            peer, sum(map(len, frames)) + MESSAGE_COST_BYTES
-        ):
-            try:
-                self._messages.send([identity, *frames])
-            except zmq.ZMQError as error:
-                return self._not_sent(peer, error)
-            return True
-        return self._send_marked(peer, [identity, *frames[:-1]], frames[-1], None)
-
-    def try_send_buffer(
-        self, identity: bytes, frames: Sequence[Readable], data: memoryview
-    ) -> bool:
-        """Queue a message whose last frame is part of a buffer from `new_buffer`. The buffer is
-        reused after it is sent.
-        """
-        self._is_drained = False
-        self._moved += len(data) >> 12
-        buffer = data.obj
-        assert isinstance(buffer, bytearray)
-        if self.zap is not None and self._has_left(identity):
-            self._buffers.give_back(buffer)
-            return False
-        peer = self._peers.by_identity.get(identity)
-        marked = peer is not None and self._unsent.needs_mark(
-            peer, sum(map(len, frames)) + len(data) + MESSAGE_COST_BYTES
-        )
-        if peer is not None and (marked or len(data) >= LENT_FROM_BYTES):
-            # libzmq sends from the buffer: it is free at its mark
-            return self._send_marked(peer, [identity, *frames], data, buffer)
-        try:
-            self._messages.send([identity, *frames, data])  # libzmq copies: the buffer is free now
-        except zmq.ZMQError as error:
-            return self._not_sent(peer, error)
-        finally:
-            self._buffers.give_back(buffer)
-        return True
-
-    def _send_marked(
-        self,
-        peer: PeerConnection,
-        frames: Sequence[Readable],
-        last: Readable,
-        buffer: bytearray | None,
-    ) -> bool:
-        """Send `frames` and `last`, with a tracker that reports when libzmq has released `last`.
-
-        If too many bytes wait for the peer already, close it and return False.
-        """
-        if peer.unsent > UNSENT_PEER_MAX:
-            for free in self._unsent.settle(peer, self._now_ns):
-                self._buffers.give_back(free)
-            if peer.unsent > UNSENT_PEER_MAX:
-                self._peers.close(
-                    peer, f"it reads no responses, and {peer.unsent} bytes wait for it"
-                )
-                return False
-        try:
-            for frame in frames:
-                self.socket.send(frame, _SEND_FIRST)
-            tracker = self.socket.send(last, _NOBLOCK, copy=False, track=True)
-        except zmq.ZMQError as error:
-            return self._not_sent(peer, error)
-        assert tracker is not None
-        self._unsent.mark(peer, tracker, buffer, self._now_ns)
-        return True
-
-    def _not_sent(self, peer: PeerConnection | None, error: zmq.ZMQError) -> bool:
-        """Close a peer whose queue is full, since it would wait for the lost response.
-
-        Return False.
-        """
-        if peer is not None and error.errno == zmq.EAGAIN:
-            self._peers.close(
-                peer, f"it reads no responses, and {QUEUE_MESSAGES} of them wait for it"
-            )
-        return False
-
-    def unsent_bytes(self, identity: bytes) -> int:
-        """Return the response bytes that libzmq holds for this client. Small amounts count as 0."""
-        peer = self._peers.by_identity.get(identity)
-        if peer is None:
-            return 0
-        for free in self._unsent.settle(peer, self._now_ns):
-            self._buffers.give_back(free)
-        return peer.unsent
-
-    def unsent_total(self) -> int:
-        """Return the response bytes held for all clients, as of each one's last check."""
-        return self._unsent.total
-
-    # ---- buffers ---------------------------------------------------------------------------------
-
-    def new_buffer(self, size: int) -> bytearray:
-        """Return a buffer of at least `size` bytes with arbitrary content."""
-        for buffer in self._unsent.settle_some(4, self._now_ns):
-            self._buffers.give_back(buffer)
-        return self._buffers.take(size)
 
     # ---- connections -----------------------------------------------------------------------------
 
@@ -486,7 +371,7 @@ class Router:
         """True if libzmq has a connection with this identity. Only a message to it tells: a push
         that allows nothing.
         """
-        self._is_drained = False
+        self._messages.is_drained = False
         try:
             self._messages.send([identity, *_PROBE])
         except zmq.ZMQError as error:
@@ -501,10 +386,9 @@ class Router:
         peers = self._peers
         if now_ns >= self._sweep_at_ns:
             self._sweep_at_ns = now_ns + SWEEP_INTERVAL_NS
-            self._io_thread_slice.sample(now_ns, self._moved)
+            self._io_thread_slice.sample(now_ns, self._moved + self._sender.sent_pages)
             self._pause.begin_sweep()
-            for buffer in self._unsent.settle_some(256, now_ns):
-                self._buffers.give_back(buffer)
+            self._sender.settle_some(256, now_ns)
             self._condemned.sweep(self._is_connected)
             self._costs.sweep(
                 now_ns, lambda: self._empty_count > self._empty_at_check and not self.has_input()
@@ -534,7 +418,7 @@ class Router:
         # A closed connection's last messages are read only after the socket was found empty
         # following its end.
         self._is_quiet = False
-        self._now_ns = time.monotonic_ns()
+        self._now_ns = self._sender.now_ns = time.monotonic_ns()
         read = self._monitor.read(self._peers, self._now_ns, self._empty_count)
         if read.has_more:
             self.watch_at_ns = 0
