@@ -28,15 +28,14 @@ from netfront.fetch.log.read_result import ColdRead
 from netfront.fetch.purgatory import Fetch, FetchPurgatory
 from netfront.fetch.read_ahead import ReadAhead
 from netfront.fetch.reader_pool import AsyncReader
+from netfront.fetch.throttled_fetches import CHECKS_PER_STEP, ThrottledFetches
 from netfront.partition_routes import PartitionRoutes
 from netfront.session.sessions import Session
 from netfront.session.time_slicing import Task, TimeSlicer
 from shm.messages.lane_messages import Assignment
-from shm.runtime.timing_wheel import NEVER_NS, TimingWheel
+from shm.runtime.timing_wheel import TimingWheel
 from tailrace.protocol.fetch_messages import FetchedEntry
 
-THROTTLED_CHECK_NS = 5_000_000
-"""Interval of checks of fetches whose client must read earlier responses first."""
 WAIT_MAX_MS = 60_000
 METERED_MS = 500
 """Shortest time that a fetch beyond its quota waits before it is answered without batches."""
@@ -44,7 +43,6 @@ READS_MAX = 128
 """Fetches with a read in the reader pool at a time. Each holds a descriptor."""
 ENTRIES_AT_ONCE = 64
 """Partitions of a fetch that are served in one go. A larger fetch is served in slices."""
-CHECKS_PER_STEP = 256
 
 
 Respond = Callable[[Fetch, list[FetchedEntry], memoryview], None]
@@ -83,9 +81,7 @@ class FetchService:
         self._moved: dict[int, list[Fetch]] = {}
         """Fetches still to be checked after a change, by slot."""
         self._moved_meanwhile: set[int] = set()
-        self._throttled: dict[Fetch, None] = {}
-        """Fetches with data whose client must read earlier responses first."""
-        self._check_throttled_ns = NEVER_NS
+        self._throttled = ThrottledFetches(time_slicer, self._may_answer, self._retry_fetch)
         self._reading = 0
         self._stopping = False
         self._now_ns = 0
@@ -165,27 +161,7 @@ class FetchService:
     def on_drained(self, now_ns: int) -> int:
         """Continue fetches whose clients have read enough of their earlier responses."""
         self._now_ns = now_ns
-        if not self._throttled:
-            self._check_throttled_ns = NEVER_NS
-            return 0
-        self._check_throttled_ns = now_ns + THROTTLED_CHECK_NS
-        full: set[int] = set()
-        count = 0
-        for fetch in list(self._throttled):
-            if fetch not in self._throttled or fetch.session.number in full:
-                continue  # an earlier response has shown that this client is gone
-            if not fetch.is_answering and not self._may_answer(fetch):
-                full.add(fetch.session.number)
-                continue
-            if count == CHECKS_PER_STEP or self._time_slicer.is_spent:
-                break
-            del self._throttled[fetch]
-            self._retry_fetch(fetch)
-            if fetch in self._throttled:
-                full.add(fetch.session.number)
-            else:
-                count += 1
-        return count
+        return self._throttled.on_drained(now_ns)
 
     def forget_session(self, session: Session) -> None:
         """End the fetches of a session that has ended."""
@@ -229,7 +205,7 @@ class FetchService:
 
     def next_deadline_ns(self) -> int:
         """Return the time when `on_drained` next has work."""
-        return self._check_throttled_ns
+        return self._throttled.check_at_ns
 
     # ---- deciding --------------------------------------------------------------------------------
 
@@ -261,7 +237,9 @@ class FetchService:
         if fetch.is_done:
             return
         index = fetch.slots.get(slot)
-        if index is None or fetch.is_reading or fetch.is_metered or fetch in self._throttled:
+        if index is None or fetch.is_reading or fetch.is_metered:
+            return
+        if fetch in self._throttled.fetches:
             return
         if fetch.is_in_slices:
             fetch.has_something = fetch.has_moved = True
@@ -307,7 +285,7 @@ class FetchService:
             if not self._may_answer(fetch):
                 self._watch(fetch)
                 if not fetch.is_metered:
-                    self._throttle(fetch)
+                    self._throttled.add(fetch, self._now_ns)
                 return True
             fetch.is_answering = True
             fetch.has_moved = False
@@ -363,11 +341,6 @@ class FetchService:
         fetch.is_metered = False
         self._retry_fetch(fetch)
 
-    def _throttle(self, fetch: Fetch) -> None:
-        self._throttled[fetch] = None
-        if self._check_throttled_ns == NEVER_NS:
-            self._check_throttled_ns = self._now_ns + THROTTLED_CHECK_NS
-
     def _watch(self, fetch: Fetch) -> None:
         """Park a fetch on the wheel and at the slots of its partitions."""
         if fetch.timer is None:
@@ -393,7 +366,7 @@ class FetchService:
         fetch.is_done = True
         fetch.is_in_slices = False
         fetch.buffer = None
-        self._throttled.pop(fetch, None)
+        self._throttled.fetches.pop(fetch, None)
         if fetch.is_metered:
             fetch.is_metered = False
             gate = fetch.session.quota.fetch_gate if fetch.session.quota is not None else None
@@ -476,14 +449,14 @@ class FetchService:
         """Let the reader pool load the wanted pages, or wait until the pool has room."""
         self._watch(fetch)
         if self._reading >= READS_MAX:
-            self._throttle(fetch)
+            self._throttled.add(fetch, self._now_ns)
             return
         try:
             self._pool.submit(cold.fd, cold.position, cold.length, fetch)
         except OSError as error:
             if error.errno not in SHORTAGES:
                 raise
-            self._throttle(fetch)
+            self._throttled.add(fetch, self._now_ns)
             return
         self._reading += 1
         fetch.is_reading = True

@@ -138,7 +138,7 @@ def _check_fetches(fetches: FetchService, numbers: set[int]) -> None:
     assert all(fetch.is_registered and not fetch.is_done for fetch in waiting)
     indexed = {(slot, fetch) for slot, fetches in purgatory._by_slot.items() for fetch in fetches}
     assert indexed == {(slot, fetch) for fetch in waiting for slot in fetch.slots}
-    assert set(fetches._throttled) <= set(waiting)
+    assert set(fetches._throttled.fetches) <= set(waiting)
     assert (
         fetches._reading == sum(fetch.is_reading for fetch in waiting) or fetches._reading > 0
     )  # one whose client is gone is still read for

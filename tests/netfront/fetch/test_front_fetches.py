@@ -11,6 +11,7 @@ import pytest
 from netfront.fetch import fetch_progress
 from netfront.fetch import fetch_service as fetches
 from netfront.fetch import purgatory as purgatory
+from netfront.fetch.throttled_fetches import CHECKS_PER_STEP
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol import fetch_messages
 from tests.kit.stepped.fronts import FakeClient, FakeFront
@@ -70,7 +71,7 @@ def test_thousands_that_wait_for_one_batch_are_answered_in_slices(world: FakeFro
     world.settle()
     world.append(topic[0])
     first = sum(len(client.heard()) for client in clients)
-    assert 0 < first <= fetches.CHECKS_PER_STEP
+    assert 0 < first <= CHECKS_PER_STEP
     world.append(topic[0], b"yy")
     world.settle()
     assert (
@@ -130,7 +131,7 @@ def test_a_fetch_waits_until_its_client_has_read_what_it_was_sent(
     assert len(client.heard()) == 10
     assert (
         world.front._fetches.next_deadline_ns() > world.now_ns
-        or not world.front._fetches._throttled
+        or not world.front._fetches._throttled.fetches
     )
 
 
