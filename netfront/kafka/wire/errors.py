@@ -1,6 +1,6 @@
 """Kafka's error codes, and the one for each of ours.
 
-A row for each of our codes: tests/netfront/kafka/test_errors.py checks that none is missing.
+A row for each of our codes: tests/netfront/kafka/wire/test_errors.py checks that none is missing.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from confluent_kafka.admin import (
 
 from bench.peers.kafka import CACHE, NODE
 from tailrace import NewTopic, QuotaEntity
-from tests.kafka.logins import PASSWORD, add, connect, librdkafka
+from tests.kafka.users.logins import PASSWORD, add, connect, librdkafka
 from tests.kit.appliances.secured import Users, acl, secured
 from tests.kit.peers.raw_kafka import RawKafka
 from tests.kit.processes import HANG_LIMIT_S

@@ -17,7 +17,7 @@ import pytest
 
 from tailrace import NewTopic
 from tailrace.embedded_appliance import start_embedded
-from tests.kafka.logins import PASSWORD, add, has_ended, librdkafka
+from tests.kafka.users.logins import PASSWORD, add, has_ended, librdkafka
 from tests.kit.appliances.secured import Users, secured
 from tests.kit.peers.bearer_tokens import Provider, first_message, token_settings, write_keys
 from tests.kit.peers.raw_kafka import RawKafka, kill_gateway

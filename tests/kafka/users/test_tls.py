@@ -17,7 +17,7 @@ import pytest
 from netfront.kafka.network.listener import STRANGERS_MAX
 from tailrace import Admin, NewTopic
 from tailrace.embedded_appliance import start_embedded
-from tests.kafka.logins import MATRIX, PASSWORD, add, kafka_python, librdkafka
+from tests.kafka.users.logins import MATRIX, PASSWORD, add, kafka_python, librdkafka
 from tests.kit.appliances.secured import Users, secured
 from tests.kit.hosts.certificates import Authority
 from tests.kit.peers.raw_kafka import RawKafka

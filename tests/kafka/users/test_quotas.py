@@ -10,7 +10,7 @@ import confluent_kafka
 import pytest
 
 from tailrace import NewTopic, QuotaEntity
-from tests.kafka.logins import add, connect, librdkafka
+from tests.kafka.users.logins import add, connect, librdkafka
 from tests.kit.appliances.secured import Users, secured
 from tests.kit.processes import HANG_LIMIT_S
 

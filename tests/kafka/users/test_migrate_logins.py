@@ -9,7 +9,7 @@ import pytest
 
 from tailrace import Consumer, NewTopic, Producer, TopicPartition
 from tailrace.embedded_appliance import start_embedded
-from tests.kafka.logins import PASSWORD, add
+from tests.kafka.users.logins import PASSWORD, add
 from tests.kit import cli
 from tests.kit.appliances.secured import Users, admin_address, secured
 

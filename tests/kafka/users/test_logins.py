@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 
 from shm.rights.passwords import fields_of
 from tailrace import NewTopic
-from tests.kafka.logins import (
+from tests.kafka.users.logins import (
     MATRIX,
     MECHANISMS,
     PASSWORD,
