@@ -91,5 +91,5 @@ def _has_unsent(loop: SharePollLoop) -> bool:
 def _release_ranges(loop: SharePollLoop) -> Steps[None]:
     """Release the acquired ranges that were not read, also of topics that are not known yet."""
     if loop.fetch_loop.needs_topics:
-        loop.on_recreated((yield from loop.fetch_loop.learn_topics()))
+        loop.lost_locks.forget_topics((yield from loop.fetch_loop.learn_topics()))
     loop.delivery.release_unread(loop.fetch_loop.forget_ranges())

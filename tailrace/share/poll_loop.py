@@ -37,9 +37,9 @@ from tailrace.group.membership import Phase
 from tailrace.protocol.frame import Api
 from tailrace.protocol.session import Response
 from tailrace.share.acknowledgements import Acknowledgements
-from tailrace.share.acquired.buffer import record_count
 from tailrace.share.acquired.fetch_loop import ShareFetchLoop
 from tailrace.share.delivery import NS_PER_MS, Delivery
+from tailrace.share.lost_locks import LostLocks
 from tailrace.share.membership import ShareMember
 from tailrace.share.record import ShareRecord
 from tailrace.share.requests import RETRY_INTERVAL_NS, ShareRequests, ShareResponse
@@ -95,6 +95,10 @@ class SharePollLoop:
             self.fetch_loop,
             self.counters,
         )
+        self.lost_locks = LostLocks(
+            group, self.delivery, self.acknowledgements, self.requests, self.fetch_loop,
+            self.undeliverable, self.counters,
+        )  # fmt: skip
         self.subscribed: list[str] = []
         self._acquire_at_ns = 0
         """The time of the next acquire request; a push of the appliance sets it to now."""
@@ -122,7 +126,7 @@ class SharePollLoop:
         names = list(dict.fromkeys(name_list("topics", topics)))
         if not names:
             raise InvalidRequestError("topics is empty; name one at least, or close the consumer")
-        self.on_recreated((yield from self.fetch_loop.lookup(names)))
+        self.lost_locks.forget_topics((yield from self.fetch_loop.lookup(names)))
         self.member.subscribe(names)
         self.subscribed = names
         self.delivery.register()
@@ -174,42 +178,9 @@ class SharePollLoop:
         return self.member.is_joined
 
     def _lose_locks(self, reason: str) -> None:
-        self.delivery.register()
-        acknowledged_count, failed = self.acknowledgements.clear()
-        self.requests.refuse(failed)
-        count = (
-            acknowledged_count
-            + record_count(self.fetch_loop.forget_ranges())
-            + self.delivery.clear()
-        )
-        self.undeliverable.forget()
         self._acquire_at_ns = 0
-        if count:
-            self.counters["locks_lost"] += count
-            logger.warning(
-                "share_locks_lost group=%s records=%d reason=%s",
-                self.settings.group_id,
-                count,
-                reason,
-            )
+        self.lost_locks.forget_all(reason)
         self._note_refused()
-
-    def on_recreated(self, names: list[str]) -> None:
-        """Topics were deleted and created again: the locks in the old ones are lost."""
-        self.delivery.register()
-        for name in names:
-            self.undeliverable.forget(name)
-            acknowledged_count, failed = self.acknowledgements.clear(name)
-            self.requests.refuse(failed)
-            count = acknowledged_count + self.delivery.buffered.drop_topic(name)
-            if count:
-                self.counters["locks_lost"] += count
-                logger.warning(
-                    "share_locks_lost group=%s records=%d reason=topic %s was recreated",
-                    self.settings.group_id,
-                    count,
-                    name,
-                )
 
     # ---- requests --------------------------------------------------------------------------------
 
@@ -358,7 +329,7 @@ class SharePollLoop:
     def _lookup_and_repair(self) -> Steps[None]:
         """Look up unknown topics and schemas, and repair partitions that cannot be read."""
         if self.fetch_loop.needs_topics:
-            self.on_recreated((yield from self.fetch_loop.learn_topics()))
+            self.lost_locks.forget_topics((yield from self.fetch_loop.learn_topics()))
         yield from self.fetch_loop.learn_schemas()
         for acquired_ranges in self.fetch_loop.broken():
             yield from self.fetch_loop.repair(acquired_ranges)
