@@ -44,6 +44,7 @@ from appliance.data.data_dir_lock import DataDirLock
 from appliance.data.data_dir_locks import acquire_all, forget_holders, record_holders, restore_locks
 from appliance.data.directory_errors import DataDirectoryError, unusable
 from appliance.supervise.announcement import Announcement
+from appliance.supervise.hang_watch import HangWatch
 from appliance.supervise.live_settings import HangUps, LiveSettings
 from appliance.supervise.memory.memory_budget import needs, read_rooms, shortage
 from appliance.supervise.memory.memory_pressure import MemoryPressure
@@ -62,7 +63,6 @@ from appliance.supervise.process_specs import ProcessSpecs
 from appliance.supervise.processes.child_processes import (
     NS_PER_MS,
     Child,
-    check_heartbeats,
     first_children,
     other_cores,
 )
@@ -126,7 +126,7 @@ class Supervisor:
         self._stop_requested = False
         self._hang_ups = HangUps()
         self._pressure = MemoryPressure(self.settings.memory_pressure_file)
-        self._checked_ns = 0
+        self._hang_watch: HangWatch
 
     @property
     def settings(self) -> Settings:
@@ -203,6 +203,9 @@ class Supervisor:
             children, self._control, self._spawner, self._bells, self._inherited_fds,
             self._specs.spec_of, self._record_holders,
         )  # fmt: skip
+        self._hang_watch = HangWatch(
+            self._processes, self._control, self._bells, self.notifier, lambda: self.settings
+        )
         self._on_demand = OnDemandProcesses(
             self._control, self._regions, children, self._bells, other_cores(self._plan),
             self._specs.spare_workers(), self.settings.front_count, self._processes.try_spawn,
@@ -335,13 +338,7 @@ class Supervisor:
             times.append(self._operator.next_deadline_ns)
         if self._pressure.next_check_ns is not None:
             times.append(self._pressure.next_check_ns)
-        return min([*times, self._checked_ns + self._check_interval_ns()])
-
-    def _check_interval_ns(self) -> int:
-        interval = self.settings.hang_timeout_ms * NS_PER_MS // 4
-        return (
-            min(interval, self.notifier.watchdog_ns // 3) if self.notifier.watchdog_ns else interval
-        )
+        return min([*times, self._hang_watch.next_check_ns()])
 
     def _is_ready(self, child: Child) -> bool:
         return (
@@ -383,23 +380,12 @@ class Supervisor:
             self._processes.try_spawn(console)
 
     def _check_progress(self, now_ns: int) -> None:
-        """Kill processes that hang, and feed systemd's watchdog while none does. Idle processes are
-        rung, so that they show a beat.
-        """
-        late_ns = now_ns - (self._checked_ns or now_ns) - self._check_interval_ns()
-        if self._checked_ns and late_ns < 0:
+        """Look for locks that are gone, and for processes that hang."""
+        if not self._hang_watch.is_due(now_ns):
             return
-        self._checked_ns = now_ns
         if restore_locks(self._owners):
             self._record_holders()
-        healthy = check_heartbeats(
-            self._processes, self._control, self.settings.hang_timeout_ms, now_ns, late_ns
-        )
-        for bell in self._bells.values():
-            bell.ring()
-        if healthy and self.notifier.watchdog_ns:
-            self.notifier.feed_watchdog()
-        if healthy and not self._announcement.is_made:
+        if self._hang_watch.check(now_ns) and not self._announcement.is_made:
             self.notifier.recovering(2 * self.settings.hang_timeout_ms * NS_PER_MS)
 
     @property
