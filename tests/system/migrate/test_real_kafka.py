@@ -84,23 +84,8 @@ def producer_of(kafka: Kafka, **options: Any) -> Any:
     return Producer({"bootstrap.servers": kafka.bootstrap, **options})
 
 
-def test_plain_compacted_and_transactional_topics_with_their_groups(
-    kafka: Kafka, appliance: EmbeddedAppliance
-) -> None:
-    from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
-    from confluent_kafka import TopicPartition as Assigned
-    from confluent_kafka.admin import AdminClient
-
-    plain = kafka.topic(1, {"retention.ms": "-1", "compression.type": "gzip"})
-    compacted = kafka.topic(
-        1,
-        {
-            "cleanup.policy": "compact", "segment.ms": "1000", "retention.ms": "-1",
-            "min.cleanable.dirty.ratio": "0.01",
-        },
-    )  # fmt: skip
-    transactional = kafka.topic(1, {"retention.ms": "-1"})
-    producer = producer_of(kafka)
+def produce_plain(producer: Any, plain: str, compacted: str) -> None:
+    """Records with and without keys, values and headers; and many of few keys."""
     for n in range(5_000):
         producer.produce(
             plain, None if n % 9 == 4 else b"%d" % n, None if n % 5 == 2 else b"k%d" % n,
@@ -111,17 +96,59 @@ def test_plain_compacted_and_transactional_topics_with_their_groups(
         if n % 500 == 0:
             producer.flush()
     producer.flush()
+
+
+def produce_transactions(kafka: Kafka, topic: str) -> None:
+    """Nine transactions, of which a third is aborted."""
     writer = producer_of(kafka, **{"transactional.id": "t"})
     writer.init_transactions()
     for n in range(9):
         writer.begin_transaction()
         for each in range(40):
-            writer.produce(transactional, b"%d of %d" % (each, n), timestamp=TIME_MS + each)
+            writer.produce(topic, b"%d of %d" % (each, n), timestamp=TIME_MS + each)
         writer.flush()
         if n % 3 == 1:
             writer.abort_transaction()
         else:
             writer.commit_transaction()
+
+
+def commit(kafka: Kafka, group: str, offsets: dict[str, int]) -> None:
+    """Set a group's offsets in partition 0 of some topics."""
+    from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
+    from confluent_kafka import TopicPartition as Assigned
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    asked = ConsumerGroupTopicPartitions(
+        group, [Assigned(topic, 0, offset) for topic, offset in offsets.items()]
+    )
+
+    def is_set() -> bool:
+        try:
+            found = admin.alter_consumer_group_offsets([asked])[group].result()
+        except KafkaException:  # the coordinator of a new cluster takes a while
+            return False
+        return not any(each.error for each in found.topic_partitions)
+
+    wait_until(is_set, "Kafka has the group")
+
+
+def test_plain_compacted_and_transactional_topics_with_their_groups(
+    kafka: Kafka, appliance: EmbeddedAppliance
+) -> None:
+    plain = kafka.topic(1, {"retention.ms": "-1", "compression.type": "gzip"})
+    compacted = kafka.topic(
+        1,
+        {
+            "cleanup.policy": "compact", "segment.ms": "1000", "retention.ms": "-1",
+            "min.cleanable.dirty.ratio": "0.01",
+        },
+    )  # fmt: skip
+    transactional = kafka.topic(1, {"retention.ms": "-1"})
+    producer = producer_of(kafka)
+    produce_plain(producer, plain, compacted)
+    produce_transactions(kafka, transactional)
 
     def is_cleaned() -> bool:
         producer.produce(compacted, b"later", b"later", timestamp=TIME_MS + 9_999)
@@ -129,21 +156,8 @@ def test_plain_compacted_and_transactional_topics_with_their_groups(
         return len(in_kafka(kafka, compacted)) < 4_000
 
     wait_until(is_cleaned, "Kafka has compacted")
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     at = in_kafka(kafka, transactional)[100][0]
-    asked = ConsumerGroupTopicPartitions(
-        "billing", [Assigned(plain, 0, 4_321), Assigned(transactional, 0, at)]
-    )
-
-    def is_set() -> bool:
-        try:
-            found = admin.alter_consumer_group_offsets([asked])["billing"].result()
-        except KafkaException:  # the coordinator of a new cluster takes a while
-            return False
-        return not any(each.error for each in found.topic_partitions)
-
-    wait_until(is_set, "Kafka has the group")
-
+    commit(kafka, "billing", {plain: 4_321, transactional: at})
     address = f"kafka:{kafka.bootstrap}"
     topics = f"{plain},{compacted},{transactional}"
     for _ in range(2):
