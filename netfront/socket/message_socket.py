@@ -48,8 +48,8 @@ class MessageSocket:
         self.has_rest = False
         """True if that message has more frames, which the caller must receive."""
         self.is_drained = False
-        """True if the socket was empty at its last use, which its users note: a new message then makes
-        its descriptor readable.
+        """True if the socket was empty at its last use, which its users note. A new message then
+        makes its descriptor readable.
         """
 
     def events(self) -> int:
