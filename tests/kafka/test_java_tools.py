@@ -14,7 +14,7 @@ import pytest
 from bench.peers.kafka import CACHE, NODE
 from tailrace import Admin, NewTopic, Producer, ShareConsumer
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kafka.transactions.owners import committed, make
+from tests.kit.peers.kafka_owners import committed, make
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 JARS = os.path.join(CACHE, NODE[0], "libs")

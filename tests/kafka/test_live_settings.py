@@ -8,10 +8,10 @@ from typing import Any
 
 from appliance.config.settings import definitions
 from tailrace.admin.configs import ConfigResource
-from tests.kafka.users.logins import PASSWORD, add
 from tests.kit.appliances.secured import Users, secured
 from tests.kit.hosts.certificates import Authority
 from tests.kit.peers.bearer_tokens import Provider, first_message, write_keys
+from tests.kit.peers.kafka_logins import PASSWORD, add
 from tests.kit.peers.raw_kafka import RawKafka
 from tests.kit.processes import wait_until
 

@@ -9,7 +9,7 @@ import pytest
 from netfront.kafka.wire.errors import KafkaError
 from tailrace import Admin, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kafka.transactions.owners import END, MINUTE_MS, Owner, committed, make, owner
+from tests.kit.peers.kafka_owners import END, MINUTE_MS, Owner, committed, make, owner
 from tests.kit.peers.raw_kafka import RawKafka, kill_gateway
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 

@@ -12,7 +12,7 @@ import pytest
 from netfront.kafka.wire.errors import KafkaError
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kafka.conftest import SETTINGS
-from tests.kafka.transactions.owners import committed, make, owner
+from tests.kit.peers.kafka_owners import committed, make, owner
 from tests.kit.peers.raw_kafka import RawKafka, kill_gateway
 from tests.kit.processes import HANG_LIMIT_S
 from tests.kit.transactional.visibility import await_visible

@@ -15,8 +15,8 @@ from confluent_kafka.admin import (
 )
 
 from shm.rights.passwords import fields_of
-from tests.kafka.users.logins import PASSWORD, add, connect, librdkafka
 from tests.kit.appliances.secured import Users, secured
+from tests.kit.peers.kafka_logins import PASSWORD, add, connect, librdkafka
 from tests.kit.peers.raw_kafka import RawKafka
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 

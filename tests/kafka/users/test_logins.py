@@ -19,7 +19,8 @@ from confluent_kafka.admin import AdminClient
 
 from shm.rights.passwords import fields_of
 from tailrace import NewTopic
-from tests.kafka.users.logins import (
+from tests.kit.appliances.secured import Users, secured
+from tests.kit.peers.kafka_logins import (
     MATRIX,
     MECHANISMS,
     PASSWORD,
@@ -28,7 +29,6 @@ from tests.kafka.users.logins import (
     kafka_python,
     librdkafka,
 )
-from tests.kit.appliances.secured import Users, secured
 from tests.kit.peers.raw_kafka import RawKafka, kill_gateway
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 

@@ -9,9 +9,9 @@ import pytest
 
 from tailrace import Consumer, NewTopic, Producer, TopicPartition
 from tailrace.embedded_appliance import start_embedded
-from tests.kafka.users.logins import PASSWORD, add
 from tests.kit import cli
 from tests.kit.appliances.secured import Users, admin_address, secured
+from tests.kit.peers.kafka_logins import PASSWORD, add
 
 SETTINGS = {"kafka.listen": "127.0.0.1:0", "kafka.sasl.plain_without_tls": "true"}
 

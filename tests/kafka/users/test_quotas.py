@@ -10,8 +10,8 @@ import confluent_kafka
 import pytest
 
 from tailrace import NewTopic, QuotaEntity
-from tests.kafka.users.logins import add, connect, librdkafka
 from tests.kit.appliances.secured import Users, secured
+from tests.kit.peers.kafka_logins import add, connect, librdkafka
 from tests.kit.processes import HANG_LIMIT_S
 
 METADATA = 3

@@ -14,8 +14,8 @@ from netfront.kafka.wire.definitions import ZERO_UUID
 from netfront.kafka.wire.errors import KafkaError
 from shm.rights.passwords import fields_of
 from tailrace import NewTopic, Producer
-from tests.kafka.users.logins import PASSWORD, add, connect
 from tests.kit.appliances.secured import Users, acl, admin_address, secured
+from tests.kit.peers.kafka_logins import PASSWORD, add, connect
 from tests.kit.processes import wait_until
 
 TOPIC, GROUP, CLUSTER, TRANSACTION = 29, 30, 31, 53

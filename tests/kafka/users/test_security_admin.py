@@ -27,8 +27,8 @@ from confluent_kafka.admin import (
 
 from bench.peers.kafka import CACHE, NODE
 from tailrace import NewTopic, QuotaEntity
-from tests.kafka.users.logins import PASSWORD, add, connect, librdkafka
 from tests.kit.appliances.secured import Users, acl, secured
+from tests.kit.peers.kafka_logins import PASSWORD, add, connect, librdkafka
 from tests.kit.peers.raw_kafka import RawKafka
 from tests.kit.processes import HANG_LIMIT_S
 

@@ -17,9 +17,9 @@ import pytest
 from netfront.kafka.network.listener import STRANGERS_MAX
 from tailrace import Admin, NewTopic
 from tailrace.embedded_appliance import start_embedded
-from tests.kafka.users.logins import MATRIX, PASSWORD, add, kafka_python, librdkafka
 from tests.kit.appliances.secured import Users, secured
 from tests.kit.hosts.certificates import Authority
+from tests.kit.peers.kafka_logins import MATRIX, PASSWORD, add, kafka_python, librdkafka
 from tests.kit.peers.raw_kafka import RawKafka
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 

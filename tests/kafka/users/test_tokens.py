@@ -17,9 +17,9 @@ import pytest
 
 from tailrace import NewTopic
 from tailrace.embedded_appliance import start_embedded
-from tests.kafka.users.logins import PASSWORD, add, has_ended, librdkafka
 from tests.kit.appliances.secured import Users, secured
 from tests.kit.peers.bearer_tokens import Provider, first_message, token_settings, write_keys
+from tests.kit.peers.kafka_logins import PASSWORD, add, has_ended, librdkafka
 from tests.kit.peers.raw_kafka import RawKafka, kill_gateway
 from tests.kit.processes import HANG_LIMIT_S, children, wait_until
 
