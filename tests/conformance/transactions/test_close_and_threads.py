@@ -23,6 +23,7 @@ from tests.conformance.transactions.transaction_front import (
     TransactionFront,
 )
 from tests.conformance.transactions.transaction_worlds import (
+    CLOSE_S,
     SCRIPTED,
     SETTINGS,
     Made,
@@ -32,8 +33,6 @@ from tests.conformance.transactions.transaction_worlds import (
 from tests.kit.hosts.forks import REFUSED, USED, wait_for_child
 
 END = Api.END_TRANSACTION
-CLOSE_S = 0.05
-"""A timeout that has to pass."""
 
 
 @SCRIPTED

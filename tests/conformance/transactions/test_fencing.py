@@ -19,14 +19,13 @@ from tests.conformance.transactions.transaction_front import (
     SILENT,
 )
 from tests.conformance.transactions.transaction_worlds import (
+    CLOSE_S,
     SCRIPTED,
     Made,
     ScriptedWorld,
 )
 
 DESCRIBE = Api.DESCRIBE_TRANSACTION
-CLOSE_S = 0.05
-"""A timeout that has to pass."""
 
 
 @SCRIPTED

@@ -21,14 +21,13 @@ from tests.conformance.transactions.transaction_front import (
     SILENT,
 )
 from tests.conformance.transactions.transaction_worlds import (
+    CLOSE_S,
     SCRIPTED,
     Made,
     ScriptedWorld,
 )
 
 END, INIT = Api.END_TRANSACTION, Api.INIT_TRANSACTIONS
-CLOSE_S = 0.05
-"""A timeout that has to pass."""
 
 
 @SCRIPTED

@@ -32,11 +32,9 @@ from tests.conformance.transactions.transaction_front import (
     Refused,
     TransactionFront,
 )
-from tests.conformance.transactions.transaction_worlds import SCRIPTED, Made, ScriptedWorld
+from tests.conformance.transactions.transaction_worlds import CLOSE_S, SCRIPTED, Made, ScriptedWorld
 
 END, INIT = Api.END_TRANSACTION, Api.INIT_TRANSACTIONS
-CLOSE_S = 0.05
-"""A timeout that has to pass."""
 OFFSETS = {TopicPartition("in", 0): 7}
 
 
@@ -51,11 +49,9 @@ async def prepare(made: Made, tag: str = "xid-1") -> PreparedTransaction:
 
 def prepared_front(tag: str = "xid-1") -> TransactionFront:
     """A front where another producer has prepared a transaction."""
-    front = TransactionFront()
-    front.is_forgotten = False
-    front.registered = 2
+    front = TransactionFront().known(registered=2)
     front._decide("abort", "init")
-    front._taken[FIRST_ID, 3] = [(0, b"row")]
+    front.write(FIRST_ID, 3, b"row")
     front.prepared = {"tag": tag, "offsets": [], "branches": []}
     return front
 
@@ -94,7 +90,7 @@ def test_the_decision_carries_no_content_and_the_preparation_all_of_it(
         await producer.begin_transaction()
         (branch,) = await producer.create_transaction_branches(1)
         made.front.attempts["w"] = (BRANCH_ID, 0)
-        made.front._taken[BRANCH_ID, 0] = [(0, b"branch")]
+        made.front.write(BRANCH_ID, 0, b"branch")
         with pytest.raises(InvalidTransactionError, match="name those that count"):
             await producer.prepare_transaction()
         await producer.prepare_transaction(branches=[FinishedBranch(branch, BRANCH_ID, 0, ())])

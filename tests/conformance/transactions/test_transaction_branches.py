@@ -31,20 +31,15 @@ from tests.conformance.transactions.transaction_front import (
     Refused,
     TransactionFront,
 )
-from tests.conformance.transactions.transaction_worlds import SCRIPTED, Made, ScriptedWorld
+from tests.conformance.transactions.transaction_worlds import CLOSE_S, SCRIPTED, Made, ScriptedWorld
 
 CREATE, JOIN, END = Api.CREATE_BRANCHES, Api.JOIN_TRANSACTION, Api.END_TRANSACTION
 BRANCH = TransactionBranch("billing-1", 1, FIRST_ID, 0, 0)
-CLOSE_S = 0.05
-"""A timeout that has to pass."""
 
 
 def opened_front() -> TransactionFront:
     """A front where an owner has opened the transaction of BRANCH."""
-    front = TransactionFront()
-    front.is_forgotten = False
-    front.owner, front.registered = 1, 0
-    return front
+    return TransactionFront().known(owner=1)
 
 
 def written(branch: TransactionBranch, number: int) -> FinishedBranch:
@@ -56,7 +51,7 @@ async def join_and_write(made: Made, number: int, *values: bytes) -> tuple[int, 
     """Another process has joined, and its batches are in the log."""
     key = BRANCH_ID + number, made.front.registered
     made.front.attempts[f"writer {number}"] = key
-    made.front._taken[key] = [(0, value) for value in values]
+    made.front.write(*key, *values)
     return key
 
 

@@ -13,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import orjson
 
@@ -95,6 +95,16 @@ class TransactionFront(LoggingFront):
         self._late: list[list[bytes]] = []
         self._taken: dict[tuple[int, int], list[tuple[int, bytes]]] = {}
         """(producer id, epoch) -> (partition, value) of its records."""
+
+    def known(self, *, owner: int = 0, registered: int = 0) -> Self:
+        """The id is known already: another producer has registered it."""
+        self.is_forgotten = False
+        self.owner, self.registered = owner, registered
+        return self
+
+    def write(self, producer_id: int, epoch: int, *values: bytes) -> None:
+        """Batches of another process are in the log."""
+        self._taken[producer_id, epoch] = [(0, value) for value in values]
 
     # ---- what a test sees ------------------------------------------------------------------------
 

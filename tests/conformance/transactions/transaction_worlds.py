@@ -28,6 +28,8 @@ from tests.conformance.transactions.transaction_front import TransactionFront
 from tests.conformance.worlds import ENOUGH_S, Awaited
 
 SETTINGS: dict[str, Any] = {"transactional_id": "billing-1", "linger_ms": 5}
+CLOSE_S = 0.05
+"""A timeout that has to pass."""
 
 
 class Made:
