@@ -185,7 +185,7 @@ class Dispatcher:
                 return
             exchange.version = 0
             connection.exchanges.append(exchange)
-            self._finish(connection, exchange, versions_response(KafkaError.UNSUPPORTED_VERSION))
+            self._finish(connection, exchange, versions_response(KafkaError.UNSUPPORTED_VERSION, 0))
             return
         try:
             reader = Reader(frame, _HEADER.size)

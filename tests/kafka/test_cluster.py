@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from netfront.kafka.apis.call import NODE_ID
+from netfront.kafka.apis.cluster.features import FEATURES
 from netfront.kafka.apis.table import APIS
 from netfront.kafka.wire.decoding import Reader, decode, response_reader
 from netfront.kafka.wire.definitions import definition
@@ -26,7 +27,7 @@ from tests.kit.processes import (
     children,
 )
 
-METADATA = 3
+METADATA, PARTITIONS = 3, 75
 ALL = {"topics": None}
 
 
@@ -57,6 +58,31 @@ def test_an_unknown_version_of_api_versions_is_answered_with_those_that_are_know
         assert found["error_code"] == KafkaError.UNSUPPORTED_VERSION
         assert found["api_keys"]
         assert client.ask(METADATA, 1, ALL)["brokers"]  # the connection goes on
+
+
+def test_older_clients_are_not_told_of_features_that_may_be_at_level_0(gateway: str) -> None:
+    """Clients of Java before 3.9 could not connect (KAFKA-17492)."""
+    with RawKafka(gateway) as client:
+        for version, supported in ((3, set()), (4, set(FEATURES))):
+            found = client.ask(API_VERSIONS, version, {})
+            assert {each["name"] for each in found["supported_features"]} == supported
+            assert {each["name"] for each in found["finalized_features"]} == set(FEATURES)
+
+
+def test_a_name_that_no_topic_can_have_is_told_from_one_that_is_missing(gateway: str) -> None:
+    """A client waits for a topic that is unknown, and gives up one that cannot be."""
+    with RawKafka(gateway) as client:
+        for name in ("missing", "missing" * 35 + "miss"):
+            (topic,) = client.ask(METADATA, 9, {"topics": [{"name": name}]})["topics"]
+            assert topic["error_code"] == KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+        for name in ("two words", "", ".", "..", "x" * 250, "missing\n"):
+            for creates in (True, False):
+                asked = {"topics": [{"name": name}], "allow_auto_topic_creation": creates}
+                (topic,) = client.ask(METADATA, 9, asked)["topics"]
+                assert topic["error_code"] == KafkaError.INVALID_TOPIC_EXCEPTION
+            pages = {"topics": [{"name": name}], "response_partition_limit": 9, "cursor": None}
+            (topic,) = client.ask(PARTITIONS, 0, pages)["topics"]
+            assert topic["error_code"] == KafkaError.INVALID_TOPIC_EXCEPTION
 
 
 def test_topics_are_listed_by_name_by_id_and_all(

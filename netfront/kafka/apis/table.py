@@ -31,12 +31,14 @@ from netfront.kafka.wire.errors import KafkaError
 
 API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE = 18, 17, 36
 PRODUCE = 0
+FEATURES_FROM_0 = 4
+"""First version of ApiVersions whose clients know features that may be at level 0."""
 
 
 def api_versions(call: Call) -> Steps:
     """List the APIs. The answer to an unknown version is one of version 0."""
     yield from ()
-    return versions_response(KafkaError.NONE)
+    return versions_response(KafkaError.NONE, call.version)
 
 
 def _rare(module: str, name: str) -> Handler:
@@ -116,13 +118,16 @@ APIS: dict[int, Row] = {
 }
 
 
-def versions_response(error: KafkaError) -> dict[str, object]:
-    """The response of ApiVersions."""
+def versions_response(error: KafkaError, version: int) -> dict[str, object]:
+    """The response of ApiVersions. Older clients of Java fail at a feature whose lowest level is 0
+    (KAFKA-17492): as by Kafka, they are told those in use alone.
+    """
     return {
         "error_code": error,
         "supported_features": [
             {"name": name, "min_version": 0, "max_version": level}
             for name, level in FEATURES.items()
+            if version >= FEATURES_FROM_0
         ],
         "finalized_features_epoch": 1,
         "finalized_features": [
