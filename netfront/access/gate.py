@@ -25,7 +25,7 @@ from zmq.utils import z85
 
 from netfront.access.delay_owners import with_owners
 from netfront.access.page_tokens import SEALED, PageTokens
-from netfront.access.rules import OPEN, RULES, refuse_unless
+from netfront.access.rules import OPEN, RULES, Need, refuse_unless
 from netfront.session.sessions import Session
 from netfront.socket.zap import CERTIFICATE, TOKEN, Claim
 from shm.rights.acl import acls_of
@@ -77,6 +77,8 @@ class Gate:
         """Public keys of the server that clients are told: the one in use, and the next one."""
         self.topic_name: TopicName = lambda _topic_id: None
         """The front's (see `rules`)."""
+        self.fulfilled: Container[Need] = ()
+        """Needs of requests that this process has the right for, whoever sends them."""
         self.answer_connections: Callable[[], int] = lambda: 0
         """Answers connections that wait for a decision. The front calls it once it is fed."""
         self._wall_us = wall_us
@@ -340,7 +342,7 @@ class Gate:
             )
         seen = request if rule.cuts is None else rule.cuts(principal, request)
         if rule.needs is not None:
-            refuse_unless(principal, rule.needs(seen, self.topic_name))
+            refuse_unless(principal, rule.needs(seen, self.topic_name), self.fulfilled)
         return body if seen == request else orjson.dumps(seen)
 
     def with_user(self, principal: Principal, api: int, body: bytes) -> bytes:

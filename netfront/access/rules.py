@@ -14,13 +14,14 @@ ours: the delayed records of a topic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from shm.rights.acl import (
     ALTER,
     ALTER_CONFIGS,
     CLUSTER,
+    CLUSTER_ACTION,
     CREATE,
     DELAY,
     DELETE,
@@ -64,10 +65,12 @@ class Rule(NamedTuple):
     """True for requests that are checked partition by partition, where their routes are found."""
 
 
-def refuse_unless(principal: Principal, needs: Needs) -> None:
-    """Raise WireError unless the principal may do all of it."""
+def refuse_unless(principal: Principal, needs: Needs, fulfilled: Container[Need] = ()) -> None:
+    """Raise WireError unless the principal may do all of it. `fulfilled`: what the process itself
+    may do in place of its clients.
+    """
     for alternatives in needs:
-        if not any(_may(principal, need) for need in alternatives):
+        if not any(need in fulfilled or _may(principal, need) for need in alternatives):
             raise WireError(ErrorCode.NOT_AUTHORIZED, sentence(principal, *alternatives[0]))
 
 
@@ -247,7 +250,21 @@ def _group(operation: str) -> Callable[[Request, TopicName], Needs]:
     return needs
 
 
+OF_A_GATEWAY: Final[Need] = (CLUSTER_ACTION, *_ON_CLUSTER)
+"""The right of a gateway, which answers for the members of Kafka's classic groups."""
+CLASSIC = "classic"
+"""Kind of the requests that it makes for them: they begin and end the lease of a group, and commit
+while others may not.
+"""
+
+
+def _of_kind(request: Request) -> Needs:
+    if request.get("kind") == CLASSIC:
+        yield (OF_A_GATEWAY,)
+
+
 def _heartbeat(request: Request, _names: TopicName) -> Needs:
+    yield from _of_kind(request)
     yield ((READ, GROUP, _text(request, "group")),)
     for name in _optional_items(request, "topics"):
         yield ((READ, TOPIC, _name(name)),)
@@ -262,6 +279,7 @@ def _visible_topics(principal: Principal, request: Request) -> Request:
 
 
 def _group_offsets(request: Request, _names: TopicName) -> Needs:
+    yield from _of_kind(request)
     yield ((READ, GROUP, _text(request, "group")),)
     for row in _items(request, "offsets"):
         yield ((READ, TOPIC, _row_text(row)),)

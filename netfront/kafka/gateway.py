@@ -201,11 +201,15 @@ def build_gateway(
     services.let_in = listener.let_in
     if connector.logins is not None:
         connector.logins.on_failed = front.note_failed_login
+    claim = None
     if gate is not None:
+        from netfront.access.rules import OF_A_GATEWAY
         from netfront.kafka.rights.table import allowed
 
+        gate.fulfilled = (OF_A_GATEWAY,)
         dispatcher.allowed = allowed
-        services.own_peer = transport.open("kafka-gateway", gate.own_claim)
+        claim = gate.own_claim
+    services.own_peer = transport.open("kafka-gateway", claim)
     connector.on_secure = dispatcher.on_secure
     transport.unsent_of_all = listener.unsent_bytes
     return Gateway(front, transport, dispatcher, listener, services, context.slot, connector)

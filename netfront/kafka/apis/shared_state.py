@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from netfront.kafka.apis.call import Services
-from netfront.kafka.groups.classic_groups import ClassicGroups
+from netfront.kafka.groups.classic_group import ClassicGroup
+from netfront.kafka.groups.classic_groups import ClassicGroups, lease_end
 from netfront.kafka.groups.read_positions import ReadPositions
 from netfront.kafka.producers.transactional_producer import TransactionalProducers
+from tailrace.protocol.frame import Api
 
 
 def classic_groups(services: Services) -> ClassicGroups:
@@ -13,9 +15,21 @@ def classic_groups(services: Services) -> ClassicGroups:
     groups: ClassicGroups | None = services.state.get("classic_groups")
     if groups is None:
         groups = services.state["classic_groups"] = ClassicGroups(
-            services.timers, lambda: services.now_ns, services.settings
+            services.timers,
+            lambda: services.now_ns,
+            services.settings,
+            lambda group: _end_lease(services, group),
         )
     return groups
+
+
+def _end_lease(services: Services, group: ClassicGroup) -> None:
+    """End the lease of a group whose last member has expired: operators and members of another
+    protocol need not wait for its end.
+    """
+    if services.own_peer is not None and group.lease_until_ns > services.now_ns:
+        group.lease_until_ns = 0
+        services.own_peer.ask_json(Api.GROUP_HEARTBEAT, lease_end(group))
 
 
 def read_positions(services: Services) -> ReadPositions:

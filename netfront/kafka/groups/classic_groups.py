@@ -5,6 +5,7 @@ Owner: one gateway.
 Invariants:
 - A group without members and given-out ids is forgotten.
 - A group's timer is due at its next deadline or earlier.
+- `on_expired` is called with a group whose last member has expired.
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ from netfront.kafka.groups.classic_group import ClassicGroup
 from shm.runtime.timing_wheel import NEVER_NS, Timer, TimingWheel
 
 
+def lease_end(group: ClassicGroup) -> dict[str, Any]:
+    """GROUP_HEARTBEAT that ends the lease of a group."""
+    return {"group": group.name, "kind": "classic", "member_id": "kafka", "member_epoch": -1}
+
+
 class ClassicGroups:
     """The groups by their names."""
 
@@ -24,10 +30,12 @@ class ClassicGroups:
         timers: TimingWheel[Callable[[], None]],
         now_ns: Callable[[], int],
         settings: dict[str, Any],
+        on_expired: Callable[[ClassicGroup], None],
     ) -> None:
         self._timers = timers
         self._now_ns = now_ns
         self._settings = settings
+        self._on_expired = on_expired
         self._groups: dict[str, ClassicGroup] = {}
         self._due: dict[str, Timer[Callable[[], None]]] = {}
 
@@ -69,3 +77,5 @@ class ClassicGroups:
         if group is not None:
             group.advance(self._now_ns())
             self.schedule(group)
+            if group.is_unused:
+                self._on_expired(group)

@@ -90,9 +90,14 @@ NEEDED: dict[Api, list[tuple[dict[str, Any], list[str]]]] = {
     Api.GROUP_HEARTBEAT: [
         ({"group": "g", "topics": None}, ["read group g"]),
         ({"group": "g", "topics": ["a", "b"]}, ["read group g", "read topic a", "read topic b"]),
+        ({"group": "g", "kind": "classic"}, ["cluster-action cluster", "read group g"]),
     ],
     Api.COMMIT_OFFSETS: [
-        ({"group": "g", "offsets": [["a", 0, 1, -1, ""]]}, ["read group g", "read topic a"])
+        ({"group": "g", "offsets": [["a", 0, 1, -1, ""]]}, ["read group g", "read topic a"]),
+        (
+            {"group": "g", "kind": "classic", "offsets": [["a", 0, 1, -1, ""]]},
+            ["cluster-action cluster", "read group g", "read topic a"],
+        ),
     ],
     Api.FETCH_OFFSETS: [
         ({"group": "g", "partitions": None}, ["describe group g"]),

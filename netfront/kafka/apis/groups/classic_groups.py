@@ -17,6 +17,7 @@ from netfront.kafka.apis.call import Call, RefusedError, Services
 from netfront.kafka.apis.shared_state import classic_groups
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.groups.classic_group import ClassicGroup
+from netfront.kafka.groups.classic_groups import lease_end
 from netfront.kafka.groups.classic_member import MS, GroupError, Join
 from netfront.kafka.wire.errors import KafkaError, coordinator_error
 from shm.rights.acl import DELETE, GROUP
@@ -236,10 +237,7 @@ def leave_group(call: Call) -> Steps:
 
 def _end_lease(call: Call, group: ClassicGroup) -> Steps:
     group.lease_until_ns = 0
-    yield call.ask(
-        Api.GROUP_HEARTBEAT,
-        {"group": group.name, "kind": "classic", "member_id": "kafka", "member_epoch": -1},
-    )
+    yield call.ask(Api.GROUP_HEARTBEAT, lease_end(group))
 
 
 def has_members(services: Services, name: str) -> bool:

@@ -33,11 +33,13 @@ class FakeGateway:
 
     def __init__(self) -> None:
         self.asked: list[Waiter] = []
+        self.requests: list[dict[str, Any]] = []
         self.services: Any = SimpleNamespace(
-            state={}, timers=TimingWheel(0), now_ns=MS, settings=SETTINGS
+            state={}, timers=TimingWheel(0), now_ns=MS, settings=SETTINGS, own_peer=self
         )
 
-    def ask_json(self, _api: int, _value: dict[str, Any]) -> Waiter:
+    def ask_json(self, _api: int, value: dict[str, Any]) -> Waiter:
+        self.requests.append(value)
         self.asked.append(Waiter())
         return self.asked[-1]
 
@@ -109,3 +111,17 @@ def test_a_group_that_another_protocol_has_taken_lets_its_members_go() -> None:
         beating.send(Answer(ErrorCode.INVALID_GROUP, [b"it has other members"]))
     assert refused.value.code is KafkaError.UNKNOWN_MEMBER_ID
     assert classic_groups(gateway.services).get("g") is None
+
+
+def test_the_lease_of_a_group_ends_with_its_last_member() -> None:
+    """It lasted for up to a minute, in which operators were told that the group has members."""
+    gateway = FakeGateway()
+    steps = join_group(gateway.call(JOIN))
+    next(steps)
+    steps.send(Answer(ErrorCode.OK, [b"{}"]))
+    gateway.pass_ns(INITIAL_DELAY_NS + MS)
+    gateway.pass_ns(9_000 * MS)
+    assert [each["member_epoch"] for each in gateway.requests] == [0]
+    gateway.pass_ns(2_000 * MS)
+    assert classic_groups(gateway.services).get("g") is None
+    assert [each["member_epoch"] for each in gateway.requests] == [0, -1]
