@@ -233,6 +233,31 @@ def test_unknown_topics_and_acks_are_refused(appliance: EmbeddedAppliance, gatew
         assert produce(client, "acks", batch(b"answered"), acks=1)["base_offset"] == 1
 
 
+@pytest.mark.parametrize("refused", ["missing topic", "no batch", "no producer"])
+def test_a_producer_without_acknowledgements_learns_of_a_refusal_by_the_end_of_its_connection(
+    appliance: EmbeddedAppliance, gateway: str, refused: str
+) -> None:
+    """It went on sending to what is not there; of an unknown producer it got a response that it
+    did not wait for. What it has sent to other partitions is appended.
+    """
+    topic = f"unanswered-{refused.replace(' ', '-')}"
+    make(appliance, topic, 2)
+    good = {"index": 0, "records": batch(b"stored")}
+    topics = [{"name": topic, "partition_data": [good]}]
+    asked = {"transactional_id": None, "acks": 0, "timeout_ms": 1, "topic_data": topics}
+    if refused == "missing topic":
+        topics.append({"name": "not-there", "partition_data": [good]})
+    elif refused == "no batch":
+        topics[0]["partition_data"] = [good, {"index": 1, "records": b"x" * 70}]
+    else:
+        asked["transactional_id"] = "nobody's"
+    with RawKafka(gateway) as client:
+        client.send(PRODUCE, 9, asked)
+        assert client.receive_bytes() is None
+    if refused != "no producer":
+        assert [one.value for one in read_all(appliance, topic, 1)] == [b"stored"]
+
+
 def test_a_client_that_sends_and_leaves_has_its_records_appended(
     appliance: EmbeddedAppliance, gateway: str
 ) -> None:
@@ -263,6 +288,21 @@ def test_every_version_of_fetch_reads(
         (entry,) = response["responses"][0]["partitions"]
         assert (entry["error_code"], entry["high_watermark"]) == (0, 2)
         assert b"a" in bytes(entry["records"])
+
+
+def test_a_fetch_that_names_all_its_partitions_is_of_no_session(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    """With the epochs -1 and 0 a client ends its session, which may be another broker's."""
+    make(appliance, "sessions")
+    with RawKafka(gateway) as client:
+        produce(client, "sessions", batch(b"a"))
+        for epoch in (-1, 0):
+            found = fetch(client, "sessions", 0, session_id=7, session_epoch=epoch)
+            assert (found["error_code"], b"a" in bytes(found["records"])) == (0, True)
+        asked = fetch_request({"topic": "sessions"}, 0, session_id=7, session_epoch=3)
+        response = client.ask(FETCH, 12, asked)
+        assert response["error_code"] == KafkaError.FETCH_SESSION_ID_NOT_FOUND
 
 
 def test_a_fetch_waits_for_records_and_no_longer_than_asked(

@@ -41,6 +41,8 @@ RESPONSE_MAX_BYTES = 4 << 20
 OUT_MAX_BYTES = 16 << 20
 """Bytes of Kafka's batches in a response, one batch more. Ours may be compressed."""
 WAIT_MAX_MS = 60_000
+WHOLE = (-1, 0)
+"""Session epochs of requests that name all their partitions: they end a session, or begin one."""
 _UINT32_MAX = (1 << 32) - 1
 
 
@@ -56,7 +58,7 @@ class PartitionRead(NamedTuple):
 def fetch(call: Call) -> Steps:
     """Read records, waiting for more if the client wishes."""
     request = call.request
-    if request.get("session_id", 0):
+    if request.get("session_id", 0) and request["session_epoch"] not in WHOLE:
         raise RefusedError(KafkaError.FETCH_SESSION_ID_NOT_FOUND)
     topics, reads, entries = _read_request(call)
     has_errors = any(entry["error_code"] for topic in topics for entry in topic["partitions"])

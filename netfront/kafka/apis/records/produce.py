@@ -5,6 +5,7 @@ Invariants:
 - Batches of a connection are passed to the front in the order of its requests: while one waits for
   credit, no later request is begun.
 - A partition whose records cannot be converted is refused alone.
+- A connection ends with a request without acknowledgements of which a partition is refused.
 - A request whose records unpack to more than `converted_memory` allows is passed on in several
   steps, each of which is answered before the next one is converted.
 - A repeated batch whose offset is forgotten is acknowledged when all that was appended before its
@@ -17,13 +18,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from netfront.kafka.apis.call import Call, RefusedError
+from netfront.kafka.apis.call import Call, DisconnectError, RefusedError
 from netfront.kafka.apis.pause import pause
 from netfront.kafka.apis.records.conversion import convert_incoming
 from netfront.kafka.apis.records.converted_memory import ConvertedMemory
 from netfront.kafka.apis.records.producer_codecs import note_codec
 from netfront.kafka.apis.records.tail_cache import tail_cache
-from netfront.kafka.apis.transactions.owner import find_writer, note_fenced
+from netfront.kafka.apis.transactions.owner import aborted_error, find_writer, note_fenced
 from netfront.kafka.exchange.waiter import Steps, Waiter
 from netfront.kafka.producers.transactional_producer import (
     TransactionalProducer,
@@ -117,7 +118,8 @@ def produce(call: Call) -> Steps:
         call.connection.is_blocked = False
         call.services.go_on(call.connection)
         memory.give_back()
-    if not acks and error is KafkaError.NONE:
+    if not acks:
+        yield from _end_if_refused(call, topics)
         return None
     yield from collect_results(call, sent, writer)
     for topic in topics:
@@ -125,6 +127,19 @@ def produce(call: Call) -> Steps:
             if entry.pop(STORED, False) and entry["error_code"] == KafkaError.NONE:
                 entry.update(error_code=KafkaError.DUPLICATE_SEQUENCE_NUMBER, base_offset=-1)
     return {"responses": topics}
+
+
+def _end_if_refused(call: Call, topics: list[dict[str, Any]]) -> Steps:
+    """Raise DisconnectError if a batch of a request without acknowledgements is refused: its client
+    learns by the end of its connection that what it knows of the topics is wrong. The front has
+    what the client has sent before.
+    """
+    entries = (entry for topic in topics for entry in topic["partition_responses"])
+    refused = next((each for each in entries if each["error_code"] != KafkaError.NONE), None)
+    if refused is not None:
+        yield call.peer.ask(Api.PING, [])
+        code = KafkaError(refused["error_code"])
+        raise DisconnectError(f"a batch was refused with {code.name}, and acks is 0")
 
 
 def _writer(call: Call) -> Steps:
@@ -143,7 +158,7 @@ def _writer(call: Call) -> Steps:
                 except RefusedError as refused:
                     return None, refused.code
                 if found.was_aborted:
-                    return None, KafkaError.INVALID_TXN_STATE
+                    return None, aborted_error(found)
                 return found, KafkaError.NONE
     return None, KafkaError.NONE
 
