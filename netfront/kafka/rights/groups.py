@@ -33,10 +33,11 @@ def member(call: Call) -> None:
 
 
 def subscriber(call: Call) -> None:
-    """Read of the group, describe of all topics of the subscription."""
+    """Read of the group, describe and read of all topics of the subscription."""
     member(call)
     for name in call.request["subscribed_topic_names"] or ():
-        require(call, DESCRIBE, TOPIC, name)
+        for operation in (DESCRIBE, READ):
+            require(call, operation, TOPIC, name)
 
 
 # ---- FindCoordinator -----------------------------------------------------------------------------

@@ -20,7 +20,8 @@ from tests.kit.processes import wait_until
 
 TOPIC, GROUP, CLUSTER, TRANSACTION = 29, 30, 31, 53
 UNKNOWN_ID = 100
-DENIALS = {TOPIC, GROUP, CLUSTER, TRANSACTION}
+DENIAL_OF = {"topic": TOPIC, "group": GROUP, "cluster": CLUSTER, "transactional-id": TRANSACTION}
+DENIALS = {*DENIAL_OF.values()}
 ORDERS = "orders"
 
 
@@ -243,9 +244,50 @@ def test_an_api_needs_each_of_its_rights_and_no_other(users: Users, number: int)
     assert asked(users, "nobody", case) == {case.denial}
     assert not asked(users, f"u{number}.-1", case) & DENIALS
     assert not asked(users, "root", case) & DENIALS
-    for left_out in range(len(case.needs)):
+    for left_out, need in enumerate(case.needs):
         found = asked(users, f"u{number}.{left_out}", case)
-        assert found & DENIALS, f"without {case.needs[left_out]}"
+        assert found & DENIALS == {DENIAL_OF[need.split()[1]]}, f"without {need}"
+
+
+def test_a_member_that_may_see_a_topic_and_not_read_it_is_refused_for_the_topic(
+    users: Users,
+) -> None:
+    """It was refused for the group (68), or told to join again, for ever (76)."""
+    add(users, "seeing", "read group c", "read group s", "describe topic orders")
+    with connect(users, "seeing") as client:
+        for api, group in ((68, "c"), (76, "s")):
+            beat = {**BEAT, "group_id": group, "member_id": str(uuid.uuid4())}
+            assert codes(client.ask(api, 1, beat)) == {TOPIC}
+
+
+def test_a_share_session_whose_topic_may_not_be_read_any_more_is_told_so(users: Users) -> None:
+    """It was told to join again, which it did at once, for ever."""
+    topic_id = bytes.fromhex(str(users.admin.describe_topics(ORDERS)[ORDERS]["topic_id"]))
+    add(users, "leaving", "read group queue-of-leaving", READ_TOPIC)
+    asked: dict[str, Any] = {
+        "group_id": "queue-of-leaving", "member_id": "m", "share_session_epoch": 0,
+        "max_wait_ms": 0, "min_bytes": 0, "max_bytes": 1000, "max_records": 1, "batch_size": 1,
+        "topics": [{"topic_id": topic_id, "partitions": [
+            {"partition_index": 0, "acknowledgement_batches": []}]}],
+        "forgotten_topics_data": [],
+    }  # fmt: skip
+    with connect(users, "leaving") as client:
+        assert not codes(client.ask(76, 1, {**BEAT, "group_id": "queue-of-leaving"}))
+        assert not codes(client.ask(78, 1, asked))
+        asked["topics"] = []
+        users.admin.remove_acls([{"principal": "User:leaving", "resource_type": "topic"}])
+
+        answers: list[dict[str, Any]] = []
+
+        def is_refused() -> bool:
+            asked["share_session_epoch"] += 1
+            answers.append(client.ask(78, 1, asked))
+            return bool(codes(answers[-1]))
+
+        wait_until(is_refused, "the rule is gone")
+        assert answers[-1]["error_code"] == 0
+        (entry,) = answers[-1]["responses"][0]["partitions"]
+        assert (entry["partition_index"], entry["error_code"]) == (0, TOPIC)
 
 
 def test_lists_have_what_their_reader_may_describe(users: Users, tmp_path: pathlib.Path) -> None:

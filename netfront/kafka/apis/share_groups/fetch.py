@@ -6,6 +6,7 @@ Invariants:
 - A response has the batches of all records that it says are acquired. Records that could not be
   read are given back as unread.
 - A partition that is not known is answered with an error, once for each request that names it.
+- A topic that the user may not read any more is told with Kafka's error, partition by partition.
 - Records at the delivery limit become dead letters (`dead_letters`).
 
 Crash: acquired records are released with their members or their locks.
@@ -38,6 +39,7 @@ from netfront.kafka.apis.share_groups.sessions import (
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.records.errors import KafkaRecordsError
 from netfront.kafka.wire.errors import KafkaError
+from shm.rights.acl import READ, TOPIC
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol import fetch_messages
 from tailrace.protocol.fetch_messages import FetchEntry, FetchRequest
@@ -61,7 +63,8 @@ def fetch(call: Call) -> Steps:
     acquired: dict[Partition, list[list[int]]] = {}
     lock_ms = 0
     if not is_final and not request.get("is_renew_ack") and member.partitions:
-        acquired, lock_ms = yield from _acquire(call, member)
+        acquired, lock_ms, denied = yield from _acquire(call, member)
+        unknown |= denied
     entries: dict[Partition, dict[str, Any]] = {}
     for place, error in unknown.items():
         entries[place] = {**_entry(place[1]), "error_code": error}
@@ -131,7 +134,8 @@ def _entry(partition: int) -> dict[str, Any]:
 
 def _acquire(call: Call, member: ShareMember) -> Steps:
     """Acquire records, waiting for some. Returns them by partition, as [first, last, deliveries],
-    and how long they are locked.
+    how long they are locked, and the errors of partitions. While one of its topics may not be read,
+    a member gets nothing.
     """
     request, services = call.request, call.services
     waits_ms = max(0, min(request["max_wait_ms"], WAIT_MAX_MS))
@@ -141,6 +145,8 @@ def _acquire(call: Call, member: ShareMember) -> Steps:
     while True:
         asked = {**identity_of(call, member), "max_records": wished, "acknowledge": []}
         answer = yield call.ask(Api.SHARE_ACQUIRE, asked)
+        if answer.code is ErrorCode.NOT_AUTHORIZED and (denied := _denied(call, member)):
+            return {}, 0, denied
         if answer.code is not ErrorCode.OK:
             raise RefusedError(share_error(answer.code), answer.sentence)
         found = answer.json()
@@ -150,9 +156,26 @@ def _acquire(call: Call, member: ShareMember) -> Steps:
         for topic_id, partition, first, last, count in found["acquired"]:
             acquired.setdefault((topic_id, partition), []).append([first, last, count])
         if acquired or services.now_ns >= until_ns:
-            return acquired, found["lock_ms"]
+            return acquired, found["lock_ms"], {}
         yield pause(services, min(pause_ns, max(1, until_ns - services.now_ns)))
         pause_ns = min(2 * pause_ns, LONGEST_PAUSE_NS)
+
+
+def _denied(call: Call, member: ShareMember) -> dict[Partition, KafkaError]:
+    """The errors of the partitions that the client's user may not read any more. Raises RefusedError
+    if it is a topic of which the session has none.
+    """
+    routes, code = call.services.routes, KafkaError.TOPIC_AUTHORIZATION_FAILED
+    names = {name for name in member.topics or () if not call.may(READ, TOPIC, name)}
+    found = {
+        place: code
+        for place in member.partitions
+        if (route := routes.find(bytes.fromhex(place[0]), place[1])) is not None
+        and route.topic in names
+    }
+    if names and not found:
+        raise RefusedError(code, f"a topic of this member may not be read: {min(names)[:249]!r}")
+    return found
 
 
 def _read(
