@@ -350,7 +350,10 @@ class Dispatcher:
         self._measurements.failed(exchange.api, code)
         found = definition(exchange.api)
         assert found is not None
-        if not any(field["name"] == "error_code" for field in found["response"]):
+        if not any(
+            field["name"] == "error_code" and field["low"] <= exchange.version <= field["high"]
+            for field in found["response"]
+        ):
             self._refuse(connection, sentence or code.name)
             return
         response = {"error_code": code, "error_message": sentence or None}

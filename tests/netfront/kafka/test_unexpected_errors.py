@@ -183,3 +183,15 @@ def test_a_timer_that_fails_disturbs_no_other_one(bench: ConnectionBench) -> Non
     gateway.step(5 * MS)
     assert ran == [1]
     assert bench.counted == ["kafka_timer"]
+
+
+@pytest.mark.parametrize(("version", "ends"), [(12, True), (13, False)])
+def test_a_version_without_a_place_for_the_error_has_no_empty_response(
+    bench: ConnectionBench, version: int, ends: bool
+) -> None:
+    """Metadata has one since version 13: an older client got a cluster without brokers."""
+    connection = bench.made[0]
+    connection.exchanges.append(exchange := Exchange(3, version, 7, 1))
+    bench.dispatcher._fail(connection, exchange, KeyError("unforeseen"))
+    assert connection.is_closed is ends
+    assert (exchange.response is None) is ends
