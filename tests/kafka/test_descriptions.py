@@ -15,6 +15,7 @@ from tests.kit.processes import wait_until
 
 WRITE_MARKERS, QUORUM, UPDATE_FEATURES, PRODUCERS, TRANSACTIONS = 27, 55, 57, 61, 65
 DESCRIBE_SHARE, SHARE_OFFSETS, ALTER_SHARE, DELETE_SHARE = 77, 90, 91, 92
+DESCRIBE_GROUPS, INIT, LIST = 15, 22, 66
 
 
 def producers_of(client: RawKafka, topic: str, partition: int = 0) -> list[dict[str, Any]]:
@@ -142,6 +143,52 @@ def test_a_group_of_another_kind_is_no_share_group(
             for entry in (group, offsets):
                 assert entry["error_code"] == KafkaError.GROUP_ID_NOT_FOUND
                 assert name in entry["error_message"]
+
+
+def test_a_share_group_without_members_is_no_classic_group(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    """It was described as an empty one."""
+    start = {"topic_name": "queue", "partitions": [{"partition_index": 0, "start_offset": 0}]}
+    with Admin(appliance.address) as admin, RawKafka(gateway) as client:
+        admin.create_topics([NewTopic("queue", 1)])
+        begun = client.ask(ALTER_SHARE, 0, {"group_id": "an-empty-queue", "topics": [start]})
+        assert begun["error_code"] == KafkaError.NONE
+        asked = {"groups": ["an-empty-queue"], "include_authorized_operations": False}
+        (older,) = client.ask(DESCRIBE_GROUPS, 5, asked)["groups"]
+        assert (older["error_code"], older["group_state"]) == (KafkaError.NONE, "Dead")
+        (group,) = client.ask(DESCRIBE_GROUPS, 6, asked)["groups"]
+        assert group["error_code"] == KafkaError.GROUP_ID_NOT_FOUND
+
+
+def test_transactions_are_listed_by_a_pattern(gateway: str) -> None:
+    """Version 2 took the pattern and listed all."""
+    with RawKafka(gateway) as client:
+        for name in ("shop-1", "shop-2", "workshop-1"):
+            asked = {"transactional_id": name, "transaction_timeout_ms": 60_000}
+            assert client.ask(INIT, 4, asked)["error_code"] == 0
+        every = {"shop-1", "shop-2", "workshop-1"}
+        for pattern, expected in (
+            ("shop-[0-9]", {"shop-1", "shop-2"}), (".*-1", {"shop-1", "workshop-1"}),
+            ("shop", set()), ("", every), (None, every),
+        ):  # fmt: skip
+            asked = {"state_filters": [], "producer_id_filters": [], "duration_filter": -1,
+                     "transactional_id_pattern": pattern}  # fmt: skip
+            rows = client.ask(LIST, 2, asked)["transaction_states"]
+            assert {row["transactional_id"] for row in rows} & every == expected, pattern
+        asked["transactional_id_pattern"] = "("
+        assert client.ask(LIST, 2, asked)["error_code"] == KafkaError.INVALID_REGULAR_EXPRESSION
+
+
+def test_a_transaction_of_two_phases_is_refused(gateway: str) -> None:
+    """Version 6 took the flags, and the transaction ended with its timeout."""
+    with RawKafka(gateway) as client:
+        for flag, code in (
+            ("enable2_pc", KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
+            ("keep_prepared_txn", KafkaError.UNSUPPORTED_VERSION),
+        ):
+            asked = {"transactional_id": "two", "transaction_timeout_ms": 60_000, flag: True}
+            assert client.ask(INIT, 6, asked)["error_code"] == code
 
 
 def test_the_quorum_is_this_broker(gateway: str) -> None:

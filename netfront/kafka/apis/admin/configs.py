@@ -53,7 +53,7 @@ def describe_configs(call: Call) -> Steps:
     }  # one that is named twice is described once
     for number, ((kind, name), named) in enumerate(resources.items()):
         yield from give_way(call.services, number)
-        keys = None if named is None else set(named)
+        keys = set(named) if named else None  # an empty list names all, as with Kafka
         result: dict[str, Any] = {
             "error_code": KafkaError.NONE, "error_message": None, "resource_type": kind,
             "resource_name": name, "configs": [],

@@ -6,7 +6,7 @@ It gets `kafka.num.partitions`.
 from __future__ import annotations
 
 from netfront.kafka.apis.call import Call
-from netfront.kafka.apis.cluster.topic_entries import routes_of
+from netfront.kafka.apis.cluster.topic_entries import missing_error, routes_of
 from netfront.kafka.apis.pause import pause
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError, kafka_error
@@ -21,7 +21,7 @@ def create_if_allowed(call: Call, name: str) -> Steps:
     """Create a missing topic, if `auto_create_topics` allows it. Returns a KafkaError."""
     services = call.services
     if not services.settings["auto_create_topics"]:
-        return KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+        return missing_error(name)
     topic = {
         "name": name, "partitions": services.settings["kafka.num.partitions"],
         "configs": {}, "schema": None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +13,8 @@ from netfront.kafka.wire.errors import KafkaError
 from shm.messages.lane_messages import Assignment
 
 NO_LEADER = -1
+_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")
+"""A name that a topic can have."""
 ALL_TOPIC_OPERATIONS = 0b0000_1101_1111_1000
 """Bits of read, write, create, delete, alter, describe, describe and alter configs."""
 
@@ -20,7 +23,7 @@ def topic_entry(services: Services, name: str) -> dict[str, Any]:
     """A topic in Metadata's response."""
     first = services.routes.find_by_name(name, 0)
     if first is None:
-        return missing_topic(name, KafkaError.UNKNOWN_TOPIC_OR_PARTITION)
+        return missing_topic(name, missing_error(name))
     return {
         "error_code": KafkaError.NONE,
         "name": name,
@@ -67,6 +70,13 @@ def topic_entry_of_id(services: Services, topic_id: bytes) -> dict[str, Any]:
     if first is None or first.delay_of:
         return {"error_code": KafkaError.UNKNOWN_TOPIC_ID, "name": None, "topic_id": topic_id}
     return topic_entry(services, first.topic)
+
+
+def missing_error(name: str) -> KafkaError:
+    """The error of a topic that does not exist."""
+    if _NAME.fullmatch(name):
+        return KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+    return KafkaError.INVALID_TOPIC_EXCEPTION  # clients wait for no topic of such a name
 
 
 def missing_topic(name: str, error: KafkaError) -> dict[str, Any]:

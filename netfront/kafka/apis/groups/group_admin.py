@@ -136,8 +136,8 @@ def _describe_other(call: Call, name: str) -> Steps:
             "error_message": answer.sentence,
         }
     found = answer.json()
-    if found["group"]["members"]:
-        # Kafka's answer for a group of the new protocol, which has an API of its own.
+    if found["group"]["members"] or found["group"]["kind"] == "share":
+        # Kafka's answer for a group of another protocol, which has an API of its own.
         return {
             **entry,
             "error_code": KafkaError.GROUP_ID_NOT_FOUND if call.version >= 6 else KafkaError.NONE,

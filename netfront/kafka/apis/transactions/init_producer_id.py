@@ -21,6 +21,15 @@ def init_producer_id(call: Call) -> Steps:
         raise RefusedError(
             KafkaError.INVALID_REQUEST, "give a producer's id and its epoch, or neither"
         )
+    if request.get("keep_prepared_txn"):
+        raise RefusedError(
+            KafkaError.UNSUPPORTED_VERSION, "transactions of two phases are not served to Kafka clients"
+        )
+    if request.get("enable2_pc"):  # Kafka's answer where it is not switched on
+        raise RefusedError(
+            KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            "transactions of two phases are not served to Kafka clients",
+        )
     if request["transactional_id"] is not None:
         return (yield from init_transactions(call))
     asked: dict[str, Any] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from netfront.kafka.apis.call import Call, RefusedError
+from netfront.kafka.apis.groups.topic_patterns import checked_pattern
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError, coordinator_error
 from tailrace.core.error_codes import ErrorCode
@@ -39,10 +40,12 @@ def describe_transactions(call: Call) -> Steps:
 
 
 def list_transactions(call: Call) -> Steps:
-    """List transactional ids by state, producer id and age."""
+    """List transactional ids by state, producer id, age and pattern."""
     request = call.request
     states, ids = set(request["state_filters"]), set(request["producer_id_filters"])
     age_ms = request.get("duration_filter", -1)
+    text = request.get("transactional_id_pattern")
+    pattern = checked_pattern(text) if text else None
     listed, following = [], None
     while True:
         answer = yield call.ask(
@@ -57,6 +60,7 @@ def list_transactions(call: Call) -> Steps:
                 (not states or state in states)
                 and (not ids or one["producer_id"] in ids)
                 and (age_ms < 0 or (one["open_ms"] or 0) > age_ms)
+                and (pattern is None or pattern.matches(one["transactional_id"]))
             ):
                 listed.append(
                     {"transactional_id": one["transactional_id"], "transaction_state": state,

@@ -39,12 +39,14 @@ def commit_offsets(call: Call) -> Steps:
     error, found = yield from producer_or_error(call, 99)
     if error is KafkaError.NONE and not is_group_name(group):
         error = KafkaError.INVALID_GROUP_ID
+    if found is not None and call.version >= VERSION_2_OFFSETS:
+        found.is_version_2 = True
+    if error is KafkaError.NONE and found.was_aborted:
+        error = aborted_error(found)  # they would be the next transaction's
     committer = Committer(  # behind the question: members may have come or gone meanwhile
         request.get("member_id") or "", request.get("generation_id", -1),
         not has_members(call.services, group),
     )  # fmt: skip
-    if found is not None and call.version >= VERSION_2_OFFSETS:
-        found.is_version_2 = True
     if error is KafkaError.NONE and (committer.member_id or committer.epoch >= 0):
         transaction = found.producer_id, found.producer_epoch
         error = yield from _member_error(call, committer)

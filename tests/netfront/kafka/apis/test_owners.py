@@ -212,3 +212,17 @@ def test_a_session_of_a_share_group_is_its_users() -> None:
     begin_request(gateway.call("b", {**request, "share_session_epoch": 0}))
     begin_request(gateway.call("b", {**request, "share_session_epoch": -1}))
     begin_request(gateway.call("a", {**request, "share_session_epoch": 1}))
+
+
+@pytest.mark.parametrize(
+    ("version", "code"),
+    [(3, KafkaError.INVALID_TXN_STATE), (5, KafkaError.TRANSACTION_ABORTABLE)],
+)
+def test_offsets_of_a_transaction_that_was_aborted_are_not_those_of_the_next(
+    version: int, code: KafkaError
+) -> None:
+    """They were left with the coordinator, in the transaction that the client has not begun."""
+    gateway = Gateway()
+    gateway.producer.note_aborted(7, 4)
+    assert code_of(ended(gateway.commit("a", 5, version))) is code
+    assert (gateway.asked, gateway.offsets()) == ([], [])
