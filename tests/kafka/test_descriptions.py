@@ -15,7 +15,7 @@ from tests.kit.processes import wait_until
 
 WRITE_MARKERS, QUORUM, UPDATE_FEATURES, PRODUCERS, TRANSACTIONS = 27, 55, 57, 61, 65
 DESCRIBE_SHARE, SHARE_OFFSETS, ALTER_SHARE, DELETE_SHARE = 77, 90, 91, 92
-DESCRIBE_GROUPS, INIT, LIST = 15, 22, 66
+DESCRIBE_GROUPS, INIT, LIST, CONSUMERS = 15, 22, 66, 69
 
 
 def producers_of(client: RawKafka, topic: str, partition: int = 0) -> list[dict[str, Any]]:
@@ -219,3 +219,17 @@ def test_a_feature_keeps_its_level_and_the_refusal_names_it(gateway: str) -> Non
             assert result["error_code"] == code
             if code is not KafkaError.NONE:
                 assert "transaction.version is 2" in result["error_message"]
+
+
+def test_operations_on_a_group_are_shown_to_who_asks_for_them(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    """Those of groups of the newer protocol were not."""
+    with Admin(appliance.address) as admin, RawKafka(gateway) as client:
+        admin.create_topics([NewTopic("operated", 1)])
+        admin.alter_group_offsets("operated", {TopicPartition("operated", 0): 0})
+        for api, version, names in ((DESCRIBE_GROUPS, 5, "groups"), (CONSUMERS, 1, "group_ids")):
+            for is_asked, expected in ((True, 1 << 3 | 1 << 6 | 1 << 8), (False, -(1 << 31))):
+                asked = {names: ["operated"], "include_authorized_operations": is_asked}
+                (group,) = client.ask(api, version, asked)["groups"]
+                assert group["authorized_operations"] == expected

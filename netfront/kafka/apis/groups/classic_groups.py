@@ -34,6 +34,8 @@ COORDINATOR_MEMBER_ID_MAX = 64
 LEASE_NS = 60_000 * MS
 LEASE_RENEWED_NS = 10_000 * MS
 REBALANCE_MAX_MS = 3_600_000
+ALL_GROUP_OPERATIONS = 0b0000_0001_0100_1000
+"""Bits of read, delete, describe."""
 
 
 def is_group_name(name: str) -> bool:

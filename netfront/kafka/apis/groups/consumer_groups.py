@@ -13,7 +13,7 @@ from typing import Any
 
 from netfront.kafka.apis.call import Call, RefusedError
 from netfront.kafka.apis.cluster.group_settings import session_timeout_ms, setting_of
-from netfront.kafka.apis.groups.classic_groups import check_group_name
+from netfront.kafka.apis.groups.classic_groups import ALL_GROUP_OPERATIONS, check_group_name
 from netfront.kafka.apis.groups.topic_patterns import (
     forget_pattern,
     kept_text,
@@ -144,7 +144,10 @@ def describe(call: Call) -> Steps:
     groups = []
     for number, name in enumerate(dict.fromkeys(call.request["group_ids"])):
         yield from give_way(call.services, number)
-        groups.append((yield from _described(call, name)))
+        entry = yield from _described(call, name)
+        if call.request["include_authorized_operations"]:
+            entry["authorized_operations"] = ALL_GROUP_OPERATIONS
+        groups.append(entry)
     return {"groups": groups}
 
 

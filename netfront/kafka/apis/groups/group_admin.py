@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from netfront.kafka.apis.call import Call, RefusedError
-from netfront.kafka.apis.groups.classic_groups import check_group_name
+from netfront.kafka.apis.groups.classic_groups import ALL_GROUP_OPERATIONS, check_group_name
 from netfront.kafka.apis.pause import give_way
 from netfront.kafka.apis.shared_state import classic_groups
 from netfront.kafka.exchange.waiter import Steps
@@ -18,9 +18,6 @@ from netfront.kafka.wire.errors import KafkaError, coordinator_error
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
 
-ALL_GROUP_OPERATIONS = 0b0000_0001_0100_1000
-"""Bits of read, delete, describe."""
-UNASKED = -(1 << 31)
 _STATES = {
     "EMPTY": "Empty", "ASSIGNING": "Assigning", "RECONCILING": "Reconciling", "STABLE": "Stable",
 }  # fmt: skip

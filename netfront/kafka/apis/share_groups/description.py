@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from netfront.kafka.apis.call import Call
+from netfront.kafka.apis.groups.classic_groups import ALL_GROUP_OPERATIONS
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError, coordinator_error
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
 
 STATES = {"EMPTY": "Empty", "STABLE": "Stable"}
-UNASKED = -(1 << 31)
-ALL_GROUP_OPERATIONS = 0b0000_0001_0100_1000
-"""Bits of read, delete, describe."""
 
 
 def describe(call: Call) -> Steps:
@@ -21,9 +19,8 @@ def describe(call: Call) -> Steps:
     groups = []
     for name in dict.fromkeys(call.request["group_ids"]):
         entry = yield from _described(call, name)
-        entry["authorized_operations"] = (
-            ALL_GROUP_OPERATIONS if call.request["include_authorized_operations"] else UNASKED
-        )
+        if call.request["include_authorized_operations"]:
+            entry["authorized_operations"] = ALL_GROUP_OPERATIONS
         groups.append(entry)
     return {"groups": groups}
 
