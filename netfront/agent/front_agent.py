@@ -424,6 +424,18 @@ class Front:
         if self._audit is not None:
             self._audit.login_failed(user, address, reason)
 
+    @property
+    def is_audited(self) -> bool:
+        """True if there is an audit log."""
+        return self._audit is not None
+
+    def note_denial(self, identity: bytes, asker: dict[str, str], reason: str) -> None:
+        """Report a part of a client's request that was denied before it came here. `asker`: the
+        fields `user`, `client`, `address` and `api` of the event.
+        """
+        if self._audit is not None:
+            self._audit.denied_before(self._sessions.by_identity(identity), asker, reason)
+
     def _forget_quotas(self, session: Session) -> None:
         if self._quotas is not None:
             self._quotas.forget_session(session)

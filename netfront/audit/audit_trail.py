@@ -176,6 +176,17 @@ class AuditTrail:
         event |= {"outcome": "denied", "code": code.name, "reason": reason[:1_000]}
         self._report_denial(0 if session is None else session.number, (api, reason), event)
 
+    def denied_before(self, session: Session | None, asker: dict[str, str], reason: str) -> None:
+        """Report a denial that was decided before the request came to the front. `session`: None if
+        the client has none yet.
+        """
+        number = 0 if session is None else session.number
+        event: dict[str, Any] = {"event": "denied", **asker, "outcome": "denied"}
+        event |= {"code": ErrorCode.NOT_AUTHORIZED.name, "reason": reason[:1_000]}
+        if session is not None:
+            event["session"] = number
+        self._report_denial(number, (0, f"{asker['api']} {reason}"), event)
+
     def login_failed(self, user: str, address: str, reason: str) -> None:
         """Report a login that failed. `user`: the name that was given, which may be anybody's."""
         event = {

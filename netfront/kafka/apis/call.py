@@ -65,8 +65,8 @@ class Services:
     logins: Logins | None = None
     """None: nobody logs in."""
     own_peer: Peer | None = None
-    """A client of the appliance's own: for what a response is made of and its user may not list, and
-    for what no request asks for. None: in tests.
+    """A client of the appliance's own: for what a response is made of and its user may not list,
+    and for what no request asks for. None: in tests.
     """
     let_in: Callable[[Connection], None] = lambda _connection: None
     """Note that a connection's client has logged in."""

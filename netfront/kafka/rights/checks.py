@@ -21,6 +21,7 @@ from netfront.kafka.apis.pause import give_way
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.definitions import ZERO_UUID
 from netfront.kafka.wire.errors import KafkaError
+from shm.messages.kafka_names import API_NAMES
 from shm.rights.acl import (
     ALTER,
     ALTER_CONFIGS,
@@ -73,9 +74,30 @@ def sentence(call: Call, operation: str, kind: str, name: str) -> str:
     return f"{call.principal.names[0]} may not {operation} {which}"
 
 
+def is_allowed(call: Call, operation: str, kind: str, name: str) -> bool:
+    """True if the user may do this. What it may not do is told to the audit log: the front does not
+    get the parts of a request that are denied here.
+    """
+    if call.may(operation, kind, name):
+        return True
+    front = call.services.front
+    if front.is_audited:
+        front.note_denial(call.peer.identity, _asker(call), sentence(call, operation, kind, name))
+    return False
+
+
+def _asker(call: Call) -> dict[str, str]:
+    """The fields of an event about a request."""
+    assert call.principal is not None
+    return {
+        "user": call.principal.names[0], "client": call.client_id,
+        "address": call.connection.address, "api": f"Kafka {API_NAMES[call.api]}",
+    }  # fmt: skip
+
+
 def require(call: Call, operation: str, kind: str, name: str) -> None:
     """Raise RefusedError unless the user may do this."""
-    if not call.may(operation, kind, name):
+    if not is_allowed(call, operation, kind, name):
         raise RefusedError(DENIED[kind], sentence(call, operation, kind, name))
 
 
@@ -113,10 +135,10 @@ def topic_error(call: Call, operation: str, topic: Entry, field: str = "name") -
         route = call.services.routes.find(topic_id, 0)
         if route is None:
             return KafkaError.NONE  # the handler finds none
-        if not call.may(DESCRIBE, TOPIC, route.topic):
+        if not is_allowed(call, DESCRIBE, TOPIC, route.topic):
             return KafkaError.UNKNOWN_TOPIC_ID
         name = route.topic
-    if call.may(operation, TOPIC, name or ""):
+    if is_allowed(call, operation, TOPIC, name or ""):
         return KafkaError.NONE
     return KafkaError.TOPIC_AUTHORIZATION_FAILED
 

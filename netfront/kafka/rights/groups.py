@@ -14,6 +14,7 @@ from netfront.kafka.rights.checks import (
     Rule,
     denied_topics,
     failed,
+    is_allowed,
     require,
     sentence,
     separated,
@@ -53,7 +54,7 @@ def find_coordinator(call: Call) -> Merge | None:
     def error(key: str) -> KafkaError:
         if kind is None:
             return KafkaError.CLUSTER_AUTHORIZATION_FAILED
-        return KafkaError.NONE if call.may(DESCRIBE, kind, key) else DENIED[kind]
+        return KafkaError.NONE if is_allowed(call, DESCRIBE, kind, key) else DENIED[kind]
 
     def reason(key: str) -> str:
         if kind is None:
@@ -86,7 +87,7 @@ def find_coordinator(call: Call) -> Merge | None:
 def offset_commit(call: Call) -> Merge | None:
     """Read of the group and of the topics."""
     request = call.request
-    if not call.may(READ, GROUP, request["group_id"]):
+    if not is_allowed(call, READ, GROUP, request["group_id"]):
         raise AnsweredError({"topics": [_topic(t, _codes(t, _CODE)) for t in request["topics"]]})
     denied = denied_topics(call, request, "topics", READ)
 
@@ -109,7 +110,7 @@ def offset_fetch(call: Call) -> Steps:
     if call.version < 8:
         return _fetch_of_one(call)
     request["groups"], refused = yield from separated(
-        call, request["groups"], lambda group: call.may(DESCRIBE, GROUP, group["group_id"])
+        call, request["groups"], lambda group: is_allowed(call, DESCRIBE, GROUP, group["group_id"])
     )
     hidden = [denied_topics(call, group, "topics", DESCRIBE) for group in request["groups"]]
 
@@ -127,7 +128,7 @@ def offset_fetch(call: Call) -> Steps:
 def _fetch_of_one(call: Call) -> Merge:
     request = call.request
     topics = request["topics"]
-    if not call.may(DESCRIBE, GROUP, request["group_id"]):
+    if not is_allowed(call, DESCRIBE, GROUP, request["group_id"]):
         found: list[Any] = []
         if call.version < 2:  # it has an error for each partition alone
             found = [_topic(topic, _unfetched(topic, _CODE)) for topic in topics or ()]
@@ -178,7 +179,7 @@ def described(asked: str) -> Rule:
 
     def rule(call: Call) -> Steps:
         call.request[asked], denied = yield from separated(
-            call, call.request[asked], lambda name: call.may(DESCRIBE, GROUP, name)
+            call, call.request[asked], lambda name: is_allowed(call, DESCRIBE, GROUP, name)
         )
 
         def merge(response: Entry) -> None:
@@ -212,7 +213,7 @@ def list_groups(call: Call) -> Merge:
 def delete_groups(call: Call) -> Steps:
     """Delete of each group."""
     call.request["groups_names"], denied = yield from separated(
-        call, call.request["groups_names"], lambda name: call.may(DELETE, GROUP, name)
+        call, call.request["groups_names"], lambda name: is_allowed(call, DELETE, GROUP, name)
     )
 
     def merge(response: Entry) -> None:
@@ -225,7 +226,7 @@ def share_offsets(call: Call) -> Steps:
     """Describe of each group and topic."""
     request = call.request
     request["groups"], refused = yield from separated(
-        call, request["groups"], lambda group: call.may(DESCRIBE, GROUP, group["group_id"])
+        call, request["groups"], lambda group: is_allowed(call, DESCRIBE, GROUP, group["group_id"])
     )
     hidden = [
         denied_topics(call, group, "topics", DESCRIBE, field="topic_name")

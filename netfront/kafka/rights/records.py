@@ -13,6 +13,7 @@ from netfront.kafka.rights.checks import (
     Merge,
     denied_topics,
     failed,
+    is_allowed,
     require,
     sentence,
     separated,
@@ -38,7 +39,7 @@ def produce(call: Call) -> Merge | None:
     """Write of the topics, and of the transactional id."""
     request, acks = call.request, call.request["acks"]
     name = request.get("transactional_id")
-    if name is not None and not call.may(WRITE, TRANSACTIONAL_ID, name):
+    if name is not None and not is_allowed(call, WRITE, TRANSACTIONAL_ID, name):
         error = KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         _disconnect_if_unanswered(call, acks)
         raise AnsweredError({"responses": [_produced(t, error) for t in request["topic_data"]]})
@@ -100,7 +101,7 @@ def init_producer_id(call: Call) -> None:
         return
     assert call.principal is not None
     if not (
-        call.may(IDEMPOTENT_WRITE, *ON_CLUSTER) or call.principal.may_any(WRITE, TOPIC)
+        call.principal.may_any(WRITE, TOPIC) or is_allowed(call, IDEMPOTENT_WRITE, *ON_CLUSTER)
     ):  # fmt: skip
         raise RefusedError(
             KafkaError.CLUSTER_AUTHORIZATION_FAILED,
@@ -112,10 +113,11 @@ def add_partitions(call: Call) -> None:
     """Write of the transactional id, and of all topics: of one alone nothing is added."""
     request = call.request
     topics = request["v3_and_below_topics"]
-    if not call.may(WRITE, TRANSACTIONAL_ID, request["v3_and_below_transactional_id"]):
+    if not is_allowed(call, WRITE, TRANSACTIONAL_ID, request["v3_and_below_transactional_id"]):
         error = KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         raise AnsweredError(_added([(topic, error) for topic in topics]))
-    denied = {topic["name"] for topic in topics if not call.may(WRITE, TOPIC, topic["name"])}
+    names = (topic["name"] for topic in topics)
+    denied = {name for name in names if not is_allowed(call, WRITE, TOPIC, name)}
     if denied:
         raise AnsweredError(
             _added(
@@ -158,9 +160,9 @@ def commit_offsets(call: Call) -> Merge | None:
     """Write of the transactional id, read of the group and of the topics."""
     request = call.request
     error = KafkaError.NONE
-    if not call.may(WRITE, TRANSACTIONAL_ID, request["transactional_id"]):
+    if not is_allowed(call, WRITE, TRANSACTIONAL_ID, request["transactional_id"]):
         error = KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    elif not call.may(READ, GROUP, request["group_id"]):
+    elif not is_allowed(call, READ, GROUP, request["group_id"]):
         error = KafkaError.GROUP_AUTHORIZATION_FAILED
     if error is not KafkaError.NONE:
         raise AnsweredError({"topics": [_committed(topic, error) for topic in request["topics"]]})
@@ -181,7 +183,7 @@ def _committed(topic: Entry, error: KafkaError) -> Entry:
 
 def write_markers(call: Call) -> None:
     """Alter of the cluster."""
-    if call.may(ALTER, *ON_CLUSTER):
+    if is_allowed(call, ALTER, *ON_CLUSTER):
         return
     error = KafkaError.CLUSTER_AUTHORIZATION_FAILED
     raise AnsweredError(
@@ -215,7 +217,9 @@ def describe_transactions(call: Call) -> Steps:
     """Describe of each transactional id."""
     request = call.request
     request["transactional_ids"], denied = yield from separated(
-        call, request["transactional_ids"], lambda name: call.may(DESCRIBE, TRANSACTIONAL_ID, name)
+        call,
+        request["transactional_ids"],
+        lambda name: is_allowed(call, DESCRIBE, TRANSACTIONAL_ID, name),
     )
 
     def merge(response: Entry) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from netfront.kafka.apis.call import Call
-from netfront.kafka.rights.checks import ON_CLUSTER, AnsweredError, Entry, sentence
+from netfront.kafka.rights.checks import ON_CLUSTER, AnsweredError, Entry, is_allowed, sentence
 from netfront.kafka.wire.errors import KafkaError
 from shm.rights.acl import ALTER, ALTER_CONFIGS, CLUSTER
 
 
 def _denied(call: Call, operation: str) -> Entry | None:
     """The error that each entry of the response has; None: the user may do it."""
-    if call.may(operation, *ON_CLUSTER):
+    if is_allowed(call, operation, *ON_CLUSTER):
         return None
     return {
         "error_code": KafkaError.CLUSTER_AUTHORIZATION_FAILED,

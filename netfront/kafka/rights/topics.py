@@ -13,6 +13,7 @@ from netfront.kafka.rights.checks import (
     Merge,
     Rule,
     denied_topics,
+    is_allowed,
     sentence,
     separated,
     show_cluster_operations,
@@ -77,7 +78,7 @@ def topic_partitions(call: Call) -> Merge:
     """Describe of each topic; all that may be described, if none is named."""
     request = call.request
     names = [topic["name"] for topic in request["topics"]]
-    denied = [name for name in dict.fromkeys(names) if not call.may(DESCRIBE, TOPIC, name)]
+    denied = [name for name in dict.fromkeys(names) if not is_allowed(call, DESCRIBE, TOPIC, name)]
     if not names:
         names = list(call.services.routes.names())
     visible = [name for name in names if call.may(DESCRIBE, TOPIC, name)]
@@ -109,7 +110,7 @@ def create_topics(call: Call) -> Steps:
     denied: list[Entry] = []
     if not call.may(CREATE, *ON_CLUSTER):
         request["topics"], denied = yield from separated(
-            call, request["topics"], lambda topic: call.may(CREATE, TOPIC, topic["name"])
+            call, request["topics"], lambda topic: is_allowed(call, CREATE, TOPIC, topic["name"])
         )
 
     def merge(response: Entry) -> None:
@@ -135,7 +136,9 @@ def delete_topics(call: Call) -> Merge | None:
         denied = denied_topics(call, request, "topics", DELETE)
     else:
         names = request.get("topic_names") or []
-        denied = [({"name": name}, _CODE) for name in names if not call.may(DELETE, TOPIC, name)]
+        denied = [
+            ({"name": name}, _CODE) for name in names if not is_allowed(call, DELETE, TOPIC, name)
+        ]
         refused = {topic["name"] for topic, _ in denied}
         request["topic_names"] = [name for name in names if name not in refused]
 
@@ -178,10 +181,10 @@ def configs(operation: str, answered: str) -> Rule:
                 return KafkaError.NONE, ""
             return _CODE, sentence(call, operation, TOPIC, name)
         if kind == GROUP_RESOURCE and operation == DESCRIBE_CONFIGS:
-            if call.may(DESCRIBE, GROUP, name):
+            if is_allowed(call, DESCRIBE, GROUP, name):
                 return KafkaError.NONE, ""
             return KafkaError.GROUP_AUTHORIZATION_FAILED, sentence(call, DESCRIBE, GROUP, name)
-        if call.may(operation, *ON_CLUSTER):
+        if is_allowed(call, operation, *ON_CLUSTER):
             return KafkaError.NONE, ""
         return KafkaError.CLUSTER_AUTHORIZATION_FAILED, sentence(call, operation, CLUSTER, "")
 
@@ -213,7 +216,7 @@ def configs(operation: str, answered: str) -> Rule:
 
 def describe_log_dirs(call: Call) -> Merge:
     """Describe of the cluster. Topics that may be described are shown."""
-    if not call.may(DESCRIBE, *ON_CLUSTER):
+    if not is_allowed(call, DESCRIBE, *ON_CLUSTER):
         raise AnsweredError(
             {"error_code": KafkaError.CLUSTER_AUTHORIZATION_FAILED, "results": []}
         )  # fmt: skip
@@ -229,7 +232,7 @@ def describe_log_dirs(call: Call) -> Merge:
 
 def alter_replica_log_dirs(call: Call) -> None:
     """Alter of the cluster."""
-    if call.may(ALTER, *ON_CLUSTER):
+    if is_allowed(call, ALTER, *ON_CLUSTER):
         return
     results: dict[str, list[dict[str, Any]]] = {}
     for directory in call.request["dirs"]:

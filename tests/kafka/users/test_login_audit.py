@@ -88,3 +88,47 @@ def test_logins_leave_lines_and_no_secret(tmp_path: pathlib.Path) -> None:
         )
         assert PLANTED.encode() not in catalog
         assert PASSWORD.encode() not in catalog
+
+
+def test_a_denied_part_of_a_request_leaves_a_line(tmp_path: pathlib.Path) -> None:
+    """The gateway takes it out of the request, so the front, which has the audit log, sees none."""
+    settings = {
+        "kafka.listen": "127.0.0.1:0", "kafka.sasl.plain_without_tls": "true",
+        "audit.enabled": "true",
+    }  # fmt: skip
+    with secured(tmp_path, **settings) as users:
+        add(users, "limited", "describe topic seen")
+        data = [{"index": 0, "records": None}]
+        names = [{"name": name, "partition_data": data} for name in ("seen", "hidden")]
+        written = {"transactional_id": None, "acks": 1, "timeout_ms": 1, "topic_data": names}
+        joined = {
+            "group_id": "g", "session_timeout_ms": 10_000, "rebalance_timeout_ms": 1_000,
+            "member_id": "", "protocol_type": "consumer",
+            "protocols": [{"name": "range", "metadata": b""}],
+        }  # fmt: skip
+        rule = {"resource_type": 2, "resource_name": "x", "host": "*", "resource_pattern_type": 3,
+                "principal": "User:x", "operation": 3, "permission_type": 3}  # fmt: skip
+        with connect(users, "limited") as client:
+            for _ in range(2):
+                client.ask(0, 9, written)
+            client.ask(11, 5, joined)
+            client.ask(30, 3, {"creations": [rule]})
+            listed = client.ask(3, 9, {"topics": None})["topics"]  # what is not listed is no denial
+        expected = {
+            ("Kafka Produce", "User:limited may not write topic 'seen'"),
+            ("Kafka Produce", "User:limited may not write topic 'hidden'"),
+            ("Kafka JoinGroup", "User:limited may not read group 'g'"),
+            ("Kafka CreateAcls", "User:limited may not alter the appliance"),
+        }
+
+        def reasons() -> set[tuple[object, object]]:
+            return {
+                (line["api"], line["reason"]) for line in lines(users) if line["event"] == "denied"
+            }
+
+        wait_until(lambda: reasons() >= expected, "the lines are written")
+        assert reasons() == expected
+        denied = [line for line in lines(users) if line["event"] == "denied"]
+        assert {line["user"] for line in denied} == {"User:limited"}
+        assert all(str(line["address"]).startswith("127.0.0.1") for line in denied)
+        assert listed == []

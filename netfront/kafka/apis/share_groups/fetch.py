@@ -162,8 +162,8 @@ def _acquire(call: Call, member: ShareMember) -> Steps:
 
 
 def _denied(call: Call, member: ShareMember) -> dict[Partition, KafkaError]:
-    """The errors of the partitions that the client's user may not read any more. Raises RefusedError
-    if it is a topic of which the session has none.
+    """The errors of the partitions that the client's user may not read any more. Raises
+    RefusedError if it is a topic of which the session has none.
     """
     routes, code = call.services.routes, KafkaError.TOPIC_AUTHORIZATION_FAILED
     names = {name for name in member.topics or () if not call.may(READ, TOPIC, name)}

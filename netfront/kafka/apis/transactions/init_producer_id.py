@@ -13,6 +13,8 @@ from netfront.kafka.wire.errors import KafkaError, coordinator_error
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
 
+TWO_PHASES = "transactions of two phases (KIP-939) are not served to Kafka clients"
+
 
 def init_producer_id(call: Call) -> Steps:
     """Give a producer id and epoch."""
@@ -22,14 +24,9 @@ def init_producer_id(call: Call) -> Steps:
             KafkaError.INVALID_REQUEST, "give a producer's id and its epoch, or neither"
         )
     if request.get("keep_prepared_txn"):
-        raise RefusedError(
-            KafkaError.UNSUPPORTED_VERSION, "transactions of two phases are not served to Kafka clients"
-        )
+        raise RefusedError(KafkaError.UNSUPPORTED_VERSION, TWO_PHASES)
     if request.get("enable2_pc"):  # Kafka's answer where it is not switched on
-        raise RefusedError(
-            KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-            "transactions of two phases are not served to Kafka clients",
-        )
+        raise RefusedError(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, TWO_PHASES)
     if request["transactional_id"] is not None:
         return (yield from init_transactions(call))
     asked: dict[str, Any] = {}
