@@ -73,7 +73,8 @@ def test_a_name_that_no_topic_can_have_is_told_from_one_that_is_missing(gateway:
     """A client waits for a topic that is unknown, and gives up one that cannot be."""
     with RawKafka(gateway) as client:
         for name in ("missing", "missing" * 35 + "miss"):
-            (topic,) = client.ask(METADATA, 9, {"topics": [{"name": name}]})["topics"]
+            asked = {"topics": [{"name": name}], "allow_auto_topic_creation": False}
+            (topic,) = client.ask(METADATA, 9, asked)["topics"]
             assert topic["error_code"] == KafkaError.UNKNOWN_TOPIC_OR_PARTITION
         for name in ("two words", "", ".", "..", "x" * 250, "missing\n"):
             for creates in (True, False):

@@ -165,15 +165,17 @@ def test_transactions_are_listed_by_a_pattern(gateway: str) -> None:
     """Version 2 took the pattern and listed all."""
     with RawKafka(gateway) as client:
         for name in ("shop-1", "shop-2", "workshop-1"):
-            asked = {"transactional_id": name, "transaction_timeout_ms": 60_000}
-            assert client.ask(INIT, 4, asked)["error_code"] == 0
+            begun = {"transactional_id": name, "transaction_timeout_ms": 60_000}
+            assert client.ask(INIT, 4, begun)["error_code"] == 0
+        asked: dict[str, Any] = {
+            "state_filters": [], "producer_id_filters": [], "duration_filter": -1
+        }  # fmt: skip
         every = {"shop-1", "shop-2", "workshop-1"}
         for pattern, expected in (
             ("shop-[0-9]", {"shop-1", "shop-2"}), (".*-1", {"shop-1", "workshop-1"}),
             ("shop", set()), ("", every), (None, every),
         ):  # fmt: skip
-            asked = {"state_filters": [], "producer_id_filters": [], "duration_filter": -1,
-                     "transactional_id_pattern": pattern}  # fmt: skip
+            asked["transactional_id_pattern"] = pattern
             rows = client.ask(LIST, 2, asked)["transaction_states"]
             assert {row["transactional_id"] for row in rows} & every == expected, pattern
         asked["transactional_id_pattern"] = "("

@@ -243,8 +243,8 @@ def test_a_producer_without_acknowledgements_learns_of_a_refusal_by_the_end_of_i
     topic = f"unanswered-{refused.replace(' ', '-')}"
     make(appliance, topic, 2)
     good = {"index": 0, "records": batch(b"stored")}
-    topics = [{"name": topic, "partition_data": [good]}]
-    asked = {"transactional_id": None, "acks": 0, "timeout_ms": 1, "topic_data": topics}
+    topics: list[dict[str, Any]] = [{"name": topic, "partition_data": [good]}]
+    asked: dict[str, Any] = {"transactional_id": None, "acks": 0, "timeout_ms": 1}
     if refused == "missing topic":
         topics.append({"name": "not-there", "partition_data": [good]})
     elif refused == "no batch":
@@ -252,7 +252,7 @@ def test_a_producer_without_acknowledgements_learns_of_a_refusal_by_the_end_of_i
     else:
         asked["transactional_id"] = "nobody's"
     with RawKafka(gateway) as client:
-        client.send(PRODUCE, 9, asked)
+        client.send(PRODUCE, 9, {**asked, "topic_data": topics})
         assert client.receive_bytes() is None
     if refused != "no producer":
         assert [one.value for one in read_all(appliance, topic, 1)] == [b"stored"]
@@ -367,7 +367,8 @@ def test_fetches_that_cannot_be_served_have_their_error(
         response = client.ask(FETCH, 13, fetch_request(lost, 0))
         (entry,) = response["responses"][0]["partitions"]
         assert entry["error_code"] == KafkaError.UNKNOWN_TOPIC_ID
-        response = client.ask(FETCH, 12, fetch_request({"topic": "errors"}, 0, session_id=7))
+        asked = fetch_request({"topic": "errors"}, 0, session_id=7, session_epoch=1)
+        response = client.ask(FETCH, 12, asked)
         assert response["error_code"] == KafkaError.FETCH_SESSION_ID_NOT_FOUND
 
 

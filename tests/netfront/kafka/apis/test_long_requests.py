@@ -65,7 +65,7 @@ class Gateway:
         self.services: Any = SimpleNamespace(
             state={}, now_ns=0, timers=TimingWheel(0), gate=None,
             routes=SimpleNamespace(find_by_name=lambda *_: None, partition_count=lambda _: 0),
-            settings={"kafka.num.partitions": 1},
+            settings={"kafka.num.partitions": 1}, front=SimpleNamespace(is_audited=False),
         )  # fmt: skip
 
     def may(self, _operation: str, kind: str, name: str) -> bool:
