@@ -119,6 +119,7 @@ class ProducerMetadata:
         self._slot_map_change.on_moved = self._on_moved
         self._topic_recreation = sender_thread.sender.topic_recreation
         self._topic_recreation.on_found = self._on_found
+        self._topic_recreation.on_missing = self._on_missing
         self._topic_recreation.on_abandoned = self.forget
         self._lookups = sender_thread.sender.topic_lookups
         self._lookups.on_found = self._on_lookup
@@ -252,24 +253,25 @@ class ProducerMetadata:
         self, topic: str, schema_message: Callable[[], bytes] | None, start_ns: int | None
     ) -> Steps[TopicInfo]:
         """Create the topic, on an appliance that allows it (an embedded one), and wait until it is
-        shown. Another client may have created it a moment before.
+        shown. Another client may have created it a moment before, or deletes one of that name.
         """
         now_ns = self._sender_thread.now_ns
         start_ns = now_ns() if start_ns is None else start_ns
         request = create_request(topic, schema_message=schema_message() if schema_message else None)
-        answer = yield from self._call(Api.CREATE_TOPICS, {"topics": [request]}, start_ns)
-        for result in answer["results"]:
-            if result["code"] not in (ErrorCode.OK, ErrorCode.TOPIC_EXISTS):
-                raise error_for(ErrorCode(result["code"]), result.get("message", ""))
         while True:
+            answer = yield from self._call(Api.CREATE_TOPICS, {"topics": [request]}, start_ns)
+            for result in answer["results"]:
+                if result["code"] not in (ErrorCode.OK, ErrorCode.TOPIC_EXISTS):
+                    raise error_for(ErrorCode(result["code"]), result.get("message", ""))
             try:
                 return (yield from self._described(topic, start_ns))
             except UnknownTopicError:
                 if now_ns() >= start_ns + self._settings.max_block_ms * NS_PER_MS:
                     raise RequestTimeoutError(
-                        f"topic {topic!r} was created, and the appliance does not show it yet"
+                        f"topic {topic!r} cannot be created while one of that name is deleted, or "
+                        "is not shown yet by the appliance: send the record again"
                     ) from None
-            yield Wait(now_ns() + SHOWN_INTERVAL_NS)
+            yield Wait(now_ns() + SHOWN_INTERVAL_NS)  # then the same request, which has an id
 
     def _adopt(self, info: TopicInfo) -> TopicRoute:
         """Make the route by METADATA. Queues of the same topic id stay. The batches of a deleted
@@ -308,6 +310,22 @@ class ProducerMetadata:
     def _on_found(self, info: TopicInfo) -> None:
         """METADATA shows a topic that batches wait for."""
         self._adopt(info)
+
+    def _on_missing(self, old: TopicInfo) -> None:
+        """Create a deleted topic that batches wait for, if the appliance allows it: with as many
+        partitions as they were sent to. It has no other settings, so none with delays or hash slots
+        is created.
+        """
+        is_allowed = self._sender_thread.connection.session.auto_create_topics
+        if is_allowed and not old.delay_of and not old.slot_map_version:
+            self._lookups.begin(
+                old.name,
+                lambda: create_request(
+                    old.name,
+                    len(old.partitions),
+                    schema_message=old.schema_message if old.typed else None,
+                ),
+            )
 
     def _on_lookup(self, info: TopicInfo) -> None:
         """METADATA shows a topic that no `send` could wait for. Raises InvalidSettingError."""

@@ -82,13 +82,16 @@ class TopicLookups:
             )
 
     def _on_created(self, response: Response | None) -> None:
+        later_ns = self._ask_at_ns
         for result in self._answered(response, "results"):
             topic = str(result.get("name"))
             if self._missing.pop(topic, None) is None:
                 continue
             code = code_of(result.get("code", ErrorCode.INTERNAL_ERROR))
-            if code in (ErrorCode.OK, ErrorCode.TOPIC_EXISTS):
+            if code is ErrorCode.OK:
                 self._created.add(topic)
+            elif code is ErrorCode.TOPIC_EXISTS:  # another client's, or one that is being deleted
+                self._ask_at_ns = later_ns
             else:
                 self._end(topic, error_for(code, result.get("message", "")))
 

@@ -3,7 +3,8 @@
 Triggered by UNKNOWN_TOPIC, or by METADATA with another topic id. As in Kafka, metadata may answer
 "unknown topic" for a short time. The batches go to the topic of that name once METADATA shows it,
 before those that were sent to the new topic first. They fail if the topic is missing for
-RECREATION_TIMEOUT_NS, so that a flush ends soon.
+RECREATION_TIMEOUT_NS, so that a flush ends soon. Where the appliance allows it, the producer
+creates the topic (`on_missing`).
 
 Owner: a Producer, under its lock.
 Invariants:
@@ -44,6 +45,8 @@ class TopicRecreation(TopicChange):
         super().__init__(accumulator, connection, now_ns, max(1, retry_ms) * NS_PER_MS)
         self.on_found: Callable[[TopicInfo], None] = lambda _info: None
         """Called with the METADATA of a topic that waits. It calls `found`."""
+        self.on_missing: Callable[[TopicInfo], None] = lambda _old: None
+        """Called with a deleted topic, as it was, while METADATA shows none of its name."""
         self.on_abandoned: Callable[[str], None] = lambda _name: None
         """Called with the name of a topic that was not recreated, when no batch waits for it."""
 
@@ -76,6 +79,8 @@ class TopicRecreation(TopicChange):
     def _on_described(self, change: Change, info: TopicInfo | None) -> None:
         if info is not None:
             self.on_found(info)
+        elif change.new is None:
+            self.on_missing(change.old)
 
     def _fail_batches(self, change: Change) -> None:
         """Fail all batches that wait and are not in flight."""

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tailrace import Admin, Consumer, NewTopic, Producer, ShareConsumer
+from tailrace import Admin, Consumer, NewTopic, Producer, ShareConsumer, embedded
 from tailrace.aio import AsyncConsumer, AsyncProducer
 from tailrace.core.errors import SchemaMismatchError, UnknownTopicError
 from tailrace.embedded_appliance import EmbeddedAppliance
@@ -130,6 +130,27 @@ def test_records_of_a_topic_that_is_not_made_again_end_in_time_and_others_go_on(
         admin.delete_topics([topic])
         with pytest.raises(UnknownTopicError):
             producer.send(topic, b"y").result(60)
+
+
+def test_a_deleted_topic_is_created_again_for_records_where_the_appliance_allows_it(
+    topic: str,
+) -> None:
+    """The first record that finds it deleted creates it, not only the one behind that."""
+    frame = pa.table({"number": pa.array([1, 2], pa.int64())})
+    with embedded() as allowing, Admin(allowing.address) as admin:
+        admin.create_topics([NewTopic(topic, 3), NewTopic("typed", schema=frame.schema)])
+        with Producer(allowing.address, **PATIENT) as producer:
+            producer.send(topic, b"old", partition=2).result(60)
+            producer.send_arrow("typed", frame).result(60)
+            for turn in range(2):
+                admin.delete_topics([topic, "typed"])
+                sent = producer.send(topic, b"%d" % turn, partition=2)
+                rows = producer.send_arrow("typed", frame)
+                assert (sent.result(60).partition, sent.result(60).offset) == (2, 0)
+                rows.result(60)
+                assert producer.send(topic, b"later", partition=2).result(60).offset == 1
+        assert len(admin.topic_info([topic])[topic].partitions) == 3
+        assert admin.topic_info(["typed"])["typed"].schema.names == ["number"]
 
 
 def test_frames_and_delayed_records_go_to_the_topic_that_was_made_again(

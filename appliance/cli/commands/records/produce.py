@@ -155,6 +155,9 @@ def command(topic: str, bootstrap: str, as_json: bool, **given: Any) -> None:
     lines acknowledged before it. With --skip-bad N up to N such lines are left out and reported,
     and the exit status is 0.
 
+    A missing topic is created for lines if the appliance's auto_create_topics is true, as that of
+    an embedded one is.
+
     \b
     Example:
       echo 'u1:hello' | tailrace produce orders --key-separator :
@@ -176,7 +179,8 @@ def command(topic: str, bootstrap: str, as_json: bool, **given: Any) -> None:
         try:
             info: TopicInfo | None = admin.topic_info([topic])[topic]
         except UnknownTopicError:
-            if given["source"] is None:
+            # One that is created by its use takes no delayed records.
+            if given["source"] is None and (given["due"] is not None or repeat is not None):
                 raise
             info = None
         with (
@@ -195,7 +199,9 @@ def command(topic: str, bootstrap: str, as_json: bool, **given: Any) -> None:
             if given["source"] is not None:
                 count = _send_file(admin, producer, topic, info is None, given, transactions)
             else:
-                assert info is not None
+                if info is None:
+                    producer.partitions_for(topic)  # creates it, or raises
+                    info = admin.topic_info([topic])[topic]
                 count, skipped, delay_ids = _send_lines(producer, info, given, repeat, transactions)
             sent = producer.metrics()["bytes_sent"]
     _report(

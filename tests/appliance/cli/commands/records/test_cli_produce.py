@@ -15,7 +15,7 @@ import subprocess
 
 import pytest
 
-from tailrace import Admin, Consumer, NewTopic, TopicPartition
+from tailrace import Admin, Consumer, NewTopic, TopicPartition, embedded
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.cli import TAILRACE, run
 from tests.kit.processes import HANG_LIMIT_S, wait_until
@@ -165,3 +165,18 @@ def test_a_file_that_cannot_be_read_is_said_with_its_reason(
     assert topic not in [
         row["name"] for row in json.loads(run(appliance, "topic", "list", "--json").stdout)
     ], "made for a file without rows"
+
+
+def test_lines_create_a_missing_topic_where_the_appliance_allows_it(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    refused = run(appliance, "produce", topic, stdin=b"a\n", status=1).stderr
+    assert f"there is no topic '{topic}'".encode() in refused
+    with embedded() as allowing:
+        run(allowing, "produce", topic, "--key", "k", stdin=b"a\nb\n")
+        read = run(allowing, "consume", topic, "--from-beginning", "-f", "%k=%v\\n").stdout
+        assert read == b"k=a\nk=b\n"
+        run(allowing, "produce", "whole", "--transactional", "id", stdin=b"c\n")
+        assert run(allowing, "consume", "whole", "--from-beginning").stdout == b"c\n"
+        refused = run(allowing, "produce", "later", "--due", "1h", stdin=b"d\n", status=1).stderr
+        assert b"there is no topic 'later'" in refused
