@@ -14,6 +14,7 @@ import pytest
 from tailrace.format.directory.files import DiskFiles
 from workers.delays import scheduler
 from workers.flush import flusher
+from workers.segment.disk_space import CHECK_NS, DiskSpace
 from workers.segment.files import write_durably
 from workers.segment.freeing_files import LARGE_BYTES, FreeingFiles
 
@@ -120,6 +121,27 @@ def test_more_files_than_may_wait_are_freed_by_the_caller(
         files.unlink(large(tmp_path / f"{number}"))
     assert files.closed.count((True, False)) >= 2
     assert not files.list(str(tmp_path))
+
+
+def test_what_waits_to_be_freed_counts_as_free(
+    files: Gate, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flusher said for a moment that a disk is full whose room had just been given up."""
+    monkeypatch.setattr(DiskFiles, "free_bytes", lambda *_: 0)
+    space = DiskSpace(files, str(tmp_path), LARGE_BYTES // 2)
+    paths = [tmp_path / name for name in ("removed", "linked")]
+    for path in paths:
+        with path.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, LARGE_BYTES)
+    (tmp_path / "other").hardlink_to(paths[1])
+    for path in paths:
+        files.unlink(str(path))
+    assert LARGE_BYTES <= files.free_bytes(str(tmp_path)) < 2 * LARGE_BYTES
+    assert not space.check(CHECK_NS)
+    files.opened.set()
+    files.wait_until_free()
+    assert files.free_bytes(str(tmp_path)) == 0
+    assert space.check(2 * CHECK_NS)
 
 
 def test_a_write_without_room_waits_for_what_was_removed(
