@@ -3,8 +3,8 @@
     /               the page (see `appliance.observe.console`)
     /metrics        Prometheus text (see `appliance.observe.metrics.families`)
     /health/live    200 while this process answers: it ends with the supervisor
-    /health/ready   200 when every process serves and every directory takes writes, else 503 and
-                    the names of those that do not
+    /health/ready   200 when every process serves, every directory takes writes and groups are
+                    served, else 503 and the names of those that do not
 
 Owner: its listening socket. Each scrape reads the control region and asks a front as a client does.
 Invariants:

@@ -35,6 +35,10 @@ LOST_DISK_ADVICE = (
 FULL_DISK_ADVICE = (
     "free some space, lower retention.ms or retention.bytes, or run tailrace topic delete-records"
 )
+GROUPS_REFUSED = (
+    "groups and transactions are refused because groups.db cannot be used: the log's "
+    "groups_not_served says why, and tailrace status"
+)
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
@@ -153,8 +157,8 @@ class ProcessStates:
         ]
 
     def not_serving(self) -> list[str]:
-        """Reasons why the appliance is not ready: processes that do not serve, and directories
-        that take no writes. Empty: it is ready.
+        """Reasons why the appliance is not ready: processes that do not serve, directories that
+        take no writes, and groups that are refused. Empty: it is ready.
         """
         if self.control.phase is not Phase.RUNNING:
             return [f"the appliance is {self.control.phase.name.lower()}"]
@@ -166,14 +170,19 @@ class ProcessStates:
             (path, self.control.process(Role.FLUSHER, index).load(ProcessWord.DISK_FULL))
             for index, path in enumerate(self._data_dirs)
         ]
+        refused = bool(self.control.process(Role.GROUPS, 0).load(ProcessWord.GROUPS_REFUSED))
         return [
-            f"{path} takes no writes because {why[DirectoryState(state)]}"
-            for path, state in states
-            if state
-        ] + [
-            process.name
-            for process in self.processes()
-            if not (process.is_live and process.is_ready) and process.role is not Role.CLEANER
+            *(
+                f"{path} takes no writes because {why[DirectoryState(state)]}"
+                for path, state in states
+                if state
+            ),
+            *(
+                process.name
+                for process in self.processes()
+                if not (process.is_live and process.is_ready) and process.role is not Role.CLEANER
+            ),
+            *([GROUPS_REFUSED] if refused else ()),
         ]
 
 

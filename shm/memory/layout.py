@@ -344,6 +344,8 @@ class ProcessWord(IntEnum):
     """Groups: 1 + ordinal up to which every worker has carried out the decisions, as far as it has
     reported.
     """
+    GROUPS_REFUSED = 41
+    """Groups: 1 while its requests are refused, because groups.db cannot be used."""
 
 
 BUCKET_COUNT = 24

@@ -162,6 +162,7 @@ class StepTransaction:
         else:
             self._store, self.service = store, service
             self.timers_at_ns = self._now_ns
+            self._slot.store(ProcessWord.GROUPS_REFUSED, 0)
             store.before_commit.append(self._check_transaction)  # behind the callbacks that write
             logger.info("groups_open")
             return True
@@ -182,6 +183,7 @@ class StepTransaction:
                 "groups_not_served reason=%r retry_ms=%d", error.detail, REOPEN_NS // 1_000_000
             )
         self._refusal = error
+        self._slot.store(ProcessWord.GROUPS_REFUSED, 1)
         self.open_at_ns = self._now_ns + REOPEN_NS
 
     # ---- the work of a step ----------------------------------------------------------------------

@@ -24,6 +24,7 @@ from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tailrace.format.directory.data_dir import CATALOG_FILE, GROUPS_FILE
 from tailrace.format.directory.partition_metadata import PARTITION_FILE
 from tests.kit.appliances import damaged_topics
+from tests.kit.appliances.console import console_of, get
 from tests.kit.cli import run
 from tests.kit.hosts.file_systems import small_file_system
 from tests.kit.hosts.wall_clock import WallClock
@@ -369,7 +370,8 @@ def test_groups_are_not_served(tmp_path: pathlib.Path) -> None:
     data_dir = tmp_path / "data"
     damaged_topics.fill(data_dir, "orders")
     (data_dir / GROUPS_FILE).write_bytes(bytes(range(256)) * 32)
-    running = start_embedded(data_dir=str(data_dir), auto_create_topics=False)
+    settings = {"http.listen": "127.0.0.1:0"}
+    running = start_embedded(data_dir=str(data_dir), auto_create_topics=False, settings=settings)
 
     def move_away() -> None:
         for path in data_dir.glob(f"{GROUPS_FILE}*"):
@@ -380,7 +382,11 @@ def test_groups_are_not_served(tmp_path: pathlib.Path) -> None:
     try:
         with Admin(running.address) as admin:
             wait_until(lambda: bool(groups_error(admin)), "groups are not served")
+        console = console_of(running)
+        status, page = get(console, "/health/ready")
+        assert (status, "groups.db" in page) == (503, True), page
         follow("Groups are not served", running, str(data_dir), {2: move_away})
+        assert get(console, "/health/ready") == (200, "ready\n")
         key = TopicPartition("orders", 0)
         with Consumer(bootstrap=running.address, group_id="g") as consumer:
             consumer.assign([key])
