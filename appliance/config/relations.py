@@ -156,8 +156,24 @@ def _addresses(settings: Settings) -> Iterator[Conflict]:
             yield Conflict(("http.listen",), error.detail)
         else:
             yield from _open_console(settings)
+    if settings.http_proxies:
+        yield from _proxies(settings)
     yield from _kafka_addresses(settings)
     yield from _kafka_security(settings)
+
+
+def _proxies(settings: Settings) -> Iterator[Conflict]:
+    from ipaddress import ip_network  # only who has proxies
+
+    for text in settings.http_proxies:
+        try:
+            ip_network(text)
+        except ValueError:
+            yield Conflict(
+                ("http.proxies",),
+                f"http.proxies has {text!r}; write the address of a proxy, such as 10.1.0.5, or a "
+                "network, such as 10.1.0.0/16",
+            )
 
 
 def _open_console(settings: Settings) -> Iterator[Conflict]:

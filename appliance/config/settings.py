@@ -77,6 +77,13 @@ class Settings:
         "and so are the metrics, unless the name is the host's own or a scraper's token is given.",
         name="http.hosts",
     )
+    http_proxies: list[str] = setting(
+        [],
+        "Addresses or networks (10.1.0.0/16) of the proxies before the console. The client that "
+        "they name in X-Forwarded-For is then the one that failed logins are counted by, and that "
+        "rules of access with a host see. Empty: the header is ignored.",
+        name="http.proxies",
+    )
     metrics_topics: int = setting(
         1_000,
         "Topics with series of their own in /metrics, by name; the others are summed.",

@@ -27,7 +27,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from appliance.config.relations import split_host_port
@@ -79,11 +79,12 @@ class Console:
         host_names: frozenset[str],
         topics_max: int,
         is_secured: bool = False,
+        proxies: Sequence[str] = (),
     ) -> None:
         """`address`: a front's; `port_cell`: where its port is shown; `may_move`: to a free port
         when another program has this one; `data_dir` has the token for changes; `host_names`:
         names under which browsers may ask, beside addresses and localhost; `topics_max`: topics
-        with metrics of their own.
+        with metrics of their own; `proxies`: addresses and networks of proxies before it.
         """
         self._host = host
         self._port = port
@@ -98,6 +99,7 @@ class Console:
         self._host_names = host_names
         self._topics_max = topics_max
         self._is_secured = is_secured
+        self._proxies = proxies
         port_cell.store(0)
         self._listener: socket.socket | None = None
         self._bind_at_ns: int | None = 0
@@ -157,6 +159,7 @@ class Console:
                     self._host_names,
                     self._topics_max,
                     self._is_secured,
+                    self._proxies,
                 )
             return self._service
 
@@ -271,6 +274,7 @@ def build(context: ProcessContext) -> Console:
         may_move=listen == Settings().http_listen,
         data_dir=context.spec.data_dirs[0],
         host_names=frozenset(name.lower() for name in settings["http.hosts"]),
+        proxies=settings["http.proxies"],
         topics_max=settings["metrics.topics"],
         is_secured=settings["security"],
     )  # fmt: skip

@@ -11,7 +11,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -24,6 +24,7 @@ from appliance.observe.process_states import ProcessStates
 if TYPE_CHECKING:
     from appliance.observe.console.access.guard import Refusal
     from appliance.observe.console.access.logins import Logins
+    from appliance.observe.console.access.proxies import Network
     from appliance.observe.console.site import Site
 
 logger = logging.getLogger("appliance.observe.http_server")
@@ -179,10 +180,12 @@ class HttpService(WSGIServer):
         host_names: frozenset[str],
         topics_max: int,
         is_secured: bool = False,
+        proxies: Sequence[str] = (),
     ) -> None:
         """`is_secured`: the appliance requires users, so a request needs the token. `host`,
         `port`: where the console listens; `data_dir` has the token; `host_names`: names
-        of this host in requests, beside its addresses.
+        of this host in requests, beside its addresses; `proxies`: addresses and networks of
+        proxies, which name the client.
         """
         super().__init__((host, port), _Handler, bind_and_activate=False)
         self.server_close()  # the console listens
@@ -221,10 +224,23 @@ class HttpService(WSGIServer):
             )
         )  # fmt: skip
         self.connections = connections
+        self._proxies: list[Network] = []
+        if proxies:
+            from appliance.observe.console.access.proxies import networks_of
+
+            self._proxies = networks_of(proxies)
 
     def answer(self, connection: socket.socket, client: Any) -> None:
         """Answer one request. Blocking: until the connection ends. Raises OSError."""
         self.finish_request(connection, client)
+
+    def client_address_in(self, environ: dict[str, Any]) -> str:
+        """The address of the client of a request, behind proxies too."""
+        if not self._proxies:
+            return str(environ["REMOTE_ADDR"])
+        from appliance.observe.console.access.proxies import client_address
+
+        return client_address(environ, self._proxies)
 
 
 class _Handler(WSGIRequestHandler):
@@ -243,6 +259,7 @@ class _Handler(WSGIRequestHandler):
             environ["tailrace.begin_stream"] = lambda: known.begin_stream(
                 connection, time.monotonic_ns()
             )
+            environ["REMOTE_ADDR"] = self.server.client_address_in(environ)
             environ["tailrace.sent"] = lambda: known.has_sent(connection, time.monotonic_ns())
         return environ
 

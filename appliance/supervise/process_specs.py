@@ -136,6 +136,7 @@ class ProcessSpecs:
             "flush.linger_ms": s.flush_linger_ms, "flush.batch_size": s.flush_batch_size,
             "busy_poll_us": s.busy_poll(self._plan).us,
             "http.listen": s.http_listen, "http.hosts": s.http_hosts,
+            "http.proxies": s.http_proxies,
             "metrics.topics": s.metrics_topics,
             "connections.max": s.connections_max,
             "topic_defaults": s.topic_defaults,

@@ -191,7 +191,8 @@ def ask(
 
 
 def test_a_user_logs_in_changes_something_and_is_disabled(tmp_path: pathlib.Path) -> None:
-    with secured(tmp_path, **{"http.listen": "127.0.0.1:0"}) as users:
+    settings = {"http.listen": "127.0.0.1:0", "http.proxies": "127.0.0.1"}
+    with secured(tmp_path, **settings) as users:
         users.admin.add_user("root", admin=True, **fields_of(PASSWORD))
         users.admin.add_user("viewer", **fields_of(PASSWORD))
         users.admin.add_acls([acl("User:viewer", "read console")])
@@ -219,6 +220,11 @@ def test_a_user_logs_in_changes_something_and_is_disabled(tmp_path: pathlib.Path
         assert ask(users, "GET", "/api/transactions", viewer)[0] == 200
         assert ask(users, "POST", change, {**viewer, **kind}, made)[0] == 401
         assert ask(users, "POST", "/api/login", header("nobody"))[0] == 401
+        guesser, other = ({"X-Forwarded-For": f"192.0.2.1, 10.0.0.{n}"} for n in (1, 2))
+        for _ in range(FAILURES_MAX):
+            assert ask(users, "POST", "/api/login", {**header("nobody"), **guesser})[0] == 401
+        assert ask(users, "POST", "/api/login", {**header("root"), **guesser})[0] == 429
+        assert ask(users, "POST", "/api/login", {**header("root"), **other})[0] == 200
         users.admin.disable_user("root")
         wait_until(
             lambda: ask(users, "GET", "/api/transactions", cookie)[0] == 401, "the session ends"
