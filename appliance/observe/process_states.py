@@ -51,7 +51,8 @@ class ProcessState:
     index: int
     is_live: bool
     is_ready: bool
-    starts: int
+    restarts: int
+    """Times that it was started again after it had ended by itself."""
     resident_bytes: int
     internal_errors: int
     pid: int = 0
@@ -124,8 +125,7 @@ class ProcessStates:
             found.append(
                 ProcessState(
                     role, index, slot.is_live(), is_ready,
-                    generation if role is not Role.CLEANER  # it is started for each piece of work
-                    else 1 + slot.load(ProcessWord.RESTARTS), _resident_bytes(pid),
+                    slot.load(ProcessWord.RESTARTS), _resident_bytes(pid),
                     slot.load(ProcessWord.INTERNAL_ERRORS), pid, slot.requests.values(),
                     slot.errors.values(),
                     {kind: slot.histogram(kind).values() for kind in _MEASURES.get(role, ())},

@@ -272,6 +272,7 @@ class ProcessWord(IntEnum):
     LIVE = 1
     PID = 2
     RESTARTS = 3
+    """Times that it was started again after it had ended by itself."""
     STOP = 4
     """Generation that must finish its accepted work and end."""
     WITHOUT_MEMORY = 5

@@ -99,8 +99,8 @@ def _of_processes(processes: Sequence[ProcessState]) -> Iterator[Metric]:
     )
     yield counter(
         "tailrace_process_restarts",
-        "Restarts of the process.",
-        {(p.name,): max(0, p.starts - 1) for p in processes},
+        "Times that the process was started again after it had ended by itself.",
+        {(p.name,): p.restarts for p in processes},
         labels,
     )
     yield counter(

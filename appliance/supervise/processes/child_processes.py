@@ -64,7 +64,7 @@ class Child:
     last_beat: int = -1
     beat_changed_ns: int = 0
     is_restarting: bool = False
-    """True while it ends on an operator's request and is to be replaced at once."""
+    """True from an operator's request on until it is replaced, at once when it has ended."""
     is_dismissed: bool = False
     """True for a dedicated worker whose topic was deleted, and for a cleaner without a job: it is
     stopped and not replaced.

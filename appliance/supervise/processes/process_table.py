@@ -128,10 +128,10 @@ class ProcessTable:
         """Start the processes whose restart delay has passed."""
         for child in self.children:
             if child.restart_at_ns and now_ns >= child.restart_at_ns:
-                if child.generation:
-                    self._control.process(child.role, child.index).store(
-                        ProcessWord.RESTARTS, child.generation
-                    )
+                if child.generation and not child.is_restarting:
+                    slot = self._control.process(child.role, child.index)
+                    slot.store(ProcessWord.RESTARTS, slot.load(ProcessWord.RESTARTS) + 1)
+                child.is_restarting = False
                 if self.try_spawn(child):
                     logger.info(
                         "restarted process=%s pid=%d generation=%d",
@@ -159,7 +159,6 @@ class ProcessTable:
         self._control.process(child.role, child.index).store(ProcessWord.LIVE, 0)
         stopping = stopping or child.is_dismissed
         if child.is_restarting and not stopping:
-            child.is_restarting = False
             child.restart_at_ns = now_ns
             return
         quick = now_ns - child.started_ns < SETTLED_AFTER_MS * NS_PER_MS

@@ -31,7 +31,7 @@ from tailrace.format.directory.data_dir import CONTROL_SOCKET
 from tailrace.protocol.frame import Api
 from tests.kit.cli import run
 from tests.kit.hosts.ports import free_port
-from tests.kit.processes import HANG_LIMIT_S, children, wait_until
+from tests.kit.processes import HANG_LIMIT_S, children, kill_and_wait_for_successor, wait_until
 
 PARTITIONS = 3
 
@@ -198,6 +198,15 @@ def test_one_process_is_chosen_by_its_name_or_kind(own: EmbeddedAppliance) -> No
     after = children(own)
     changed = {name for name, pid in after.items() if before[name] != pid}
     assert changed == {"tr-worker-0", "tr-front-0"}
+    assert restarts(own) == {}, "doctor warns of those that nobody asked for"
+    kill_and_wait_for_successor(own, "tr-worker-0")
+    assert restarts(own) == {"worker-0": 1}
+
+
+def restarts(appliance: EmbeddedAppliance) -> dict[str, int]:
+    with Admin(appliance.address) as admin:
+        processes = admin.describe_cluster()["processes"]
+    return {p["name"]: p["restarts"] for p in processes if p["restarts"]}
 
 
 def test_wrong_commands_are_refused_with_a_sentence(own: EmbeddedAppliance) -> None:

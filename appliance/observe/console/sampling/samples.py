@@ -116,7 +116,7 @@ def process_row(process: ProcessState) -> dict[str, Any]:
         "cores": _cores(process.pid) if process.is_live else "",
         "live": process.is_live,
         "ready": process.is_ready,
-        "restarts": max(0, process.starts - 1),
+        "restarts": process.restarts,
         "errors": process.internal_errors,
         "resident_bytes": process.resident_bytes,
     }
