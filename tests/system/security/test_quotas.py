@@ -164,6 +164,9 @@ def test_the_command_line_sets_lists_and_removes(
     ]
     assert "1,048,576" in cli(appliance, "list")
     wait_until(lambda: not cli(appliance, "list", "--usage"), "what others used is forgotten")
+    both = ("--user", "*", "--client", "a b")
+    other = run(appliance, "quota", "remove", *both, "request_rate", "topics_max", status=1)
+    assert b"has no topics_max; nothing was removed" in other.stderr
     cli(appliance, "remove", "--user", "*", "--client", "a b", "request_rate")
     assert admin.describe_quotas() == {QuotaEntity("*", "a b"): {"producer_byte_rate": 1 << 20}}
     cli(appliance, "remove", "--user", "*", "--client", "a b")

@@ -125,8 +125,13 @@ def remove(
     """
     entity = _entity(user, client, prefix)
     with connect(bootstrap) as admin:
-        if entity not in admin.describe_quotas():
-            complain(f"{_text(entity)} has no quotas; see tailrace quota list")
+        known = admin.describe_quotas().get(entity, {})
+        missing = [name for name in quotas if name not in known]
+        if missing or not known:
+            complain(
+                f"{_text(entity)} has no {', '.join(missing) or 'quotas'}; nothing was removed. "
+                "See tailrace quota list"
+            )
             sys.exit(1)
         admin.alter_quotas({entity: dict.fromkeys(quotas) if quotas else None})
     click.echo(f"{_text(entity)}: removed {', '.join(quotas) or 'all quotas'}")

@@ -8,7 +8,7 @@ import click
 
 from appliance.cli.commands.users.common import place_options, users_at
 from appliance.cli.options.shared import json_option
-from appliance.cli.output import counted, echo, print_json, print_table
+from appliance.cli.output import complain, counted, echo, print_json, print_table
 from shm.rights.acl import OPERATIONS, RESOURCE_TYPES, THE_CLUSTER
 from shm.rights.roles import consumer_acls, producer_acls
 
@@ -180,7 +180,8 @@ def remove(
     is_prefix: bool, deny: bool, host: str | None, bootstrap: str, data_dir: str | None,
     as_json: bool, **given: Any,
 ) -> None:  # fmt: skip
-    """Remove rules: every one with all that is given. It takes the options of `acl add`.
+    """Remove rules: every one with all that is given. It takes the options of `acl add`. Exit
+    status 1: no rule is such a one.
 
     \b
     Example:
@@ -221,6 +222,10 @@ def remove(
         print_json(removed)
     else:
         _print(removed)
+    if not removed:
+        complain("no rule has all of that, and none was removed; see tailrace acl list")
+        raise click.exceptions.Exit(FAILED)
+    if not as_json:
         echo(f"removed {counted(len(removed), 'rule')}")
 
 

@@ -128,6 +128,8 @@ def test_rules_are_removed_by_the_options_that_added_them(users: Users) -> None:
         assert sorted(acl["number"] for acl in kept) == sorted(acl["number"] for acl in added)
         assert len(json(users, "acl", "list", *who)) == len(shown) - len(added)
     text(users, "acl", "remove", "--producer", "--topic", "a", status=2)
+    refused = text(users, "acl", "remove", *who, "--producer", "--topic", "a", status=1)
+    assert "none was removed; see tailrace acl list" in refused
 
 
 def test_a_password_is_not_asked_for_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
