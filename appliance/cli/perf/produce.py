@@ -176,8 +176,8 @@ def command(
 
     \b
     Example:
-      tailrace perf produce --topic perf --num-records 1000000 --record-size 100 --throughput -1
-      --producer-props acks=1
+      tailrace perf produce --topic perf --num-records 1000000 --record-size 100 \\
+        --throughput -1 --producer-props acks=1
     """
     if (record_size is None) == (payload_file is None):
         raise click.UsageError("no payload is given: give --record-size or --payload-file")

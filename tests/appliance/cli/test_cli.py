@@ -9,15 +9,18 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
 from appliance.cli.commands.monitoring.status import command as status_command
+from appliance.cli.main import tailrace as root
 from tailrace import Admin
 from tailrace.core.schedule.delays import delay_id
 from tailrace.embedded_appliance import EmbeddedAppliance
@@ -232,18 +235,50 @@ def test_exit_status_and_sentences(appliance: EmbeddedAppliance, topic: str) -> 
     assert b"\x1b" not in done.stderr, "colour in a pipe"
 
 
-@pytest.mark.parametrize(
-    "command",
-    [[], ["serve"], ["topic"], ["topic", "create"], ["topic", "list"], ["topic", "describe"],
-    ["topic", "alter"], ["topic", "delete"], ["produce"],
-     ["delay"], ["delay", "list"], ["delay", "cancel"], ["delay", "reschedule"],
-     ["consume"], ["log"], ["log", "dump"], ["status"]],
-    ids=" ".join,
-)  # fmt: skip
-def test_every_command_has_help_with_an_example(command: list[str]) -> None:
-    text = run(None, *command, "--help").stdout.decode()
-    assert "Example:" in text
-    assert "tailrace " in text
+EXAMPLE = re.compile(r"\s*(sudo |[A-Z_]+=\S+ |eval \"\$\()?(\S*/)?(tailrace|echo|pip) ")
+
+
+def every_command() -> Iterator[tuple[str, click.Command]]:
+    """Path and command of each command and group."""
+    waiting: list[tuple[str, click.Command]] = [("tailrace", root)]
+    while waiting:
+        path, command = waiting.pop()
+        yield path, command
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for name in command.list_commands(context):
+                found = command.get_command(context, name)
+                assert found is not None, name
+                waiting.append((f"{path} {name}", found))
+
+
+def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
+    """The command that the words behind `tailrace` name, and its arguments."""
+    command: click.Command = root
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        found = command.get_command(click.Context(command), words[0])
+        if found is None:  # a group with a command of its own
+            break
+        command, words = found, words[1:]
+    return command, words
+
+
+def test_every_command_has_examples_that_can_be_copied() -> None:
+    for case, command in every_command():
+        text = (command.help or "").partition("Example:\n")[2].partition("\n\n")[0]
+        lines = [line for line in text.replace("\\\n", " ").splitlines() if line.strip()]
+        assert lines or case.count(" ") > 1, case
+        for line in lines:
+            assert EXAMPLE.match(line), (case, line)
+            words = shlex.split(line.removesuffix("&"))
+            for end in ("|", ">", "<"):
+                if "tailrace" in words and end in words[words.index("tailrace") :]:
+                    words = words[: words.index(end, words.index("tailrace"))]
+            if "tailrace" not in words:
+                continue
+            used, arguments = command_of(words[words.index("tailrace") + 1 :])
+            if not isinstance(used, click.Group):  # one that has a default command
+                used.make_parser(click.Context(used)).parse_args(arguments)  # raises NoSuchOption
 
 
 def test_log_dump_shows_batches_and_records_and_finds_damage(

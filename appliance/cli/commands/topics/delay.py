@@ -165,8 +165,8 @@ def cancel(
 
     \b
     Example:
-      tailrace delay cancel orders $(tailrace delay list orders --key u1 --json | jq -r
-      '.[].delay_id') tailrace delay cancel orders --key u1
+      tailrace delay cancel orders --key u1
+      tailrace delay cancel orders DELAY_ID
     """
     with connect(bootstrap) as admin:
         names = list(delay_ids)
