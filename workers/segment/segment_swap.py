@@ -19,6 +19,9 @@ Invariants:
   the directory fails, or a kill comes before it.
 - Carrying out a swap again changes nothing.
 
+Readers of a directory without an appliance see the same by
+`tailrace.format.directory.unfinished_swap`.
+
 Crash: see the table.
 """
 
@@ -30,6 +33,7 @@ from typing import Any, NamedTuple
 from shm.crash_points import crash_point
 from tailrace.format.directory import checked_json
 from tailrace.format.directory.data_dir import SWAP_FILE as SWAP_FILE
+from tailrace.format.directory.unfinished_swap import CLEANED_SUFFIX as CLEANED_SUFFIX
 from tailrace.format.segments.segment import (
     INDEX_SUFFIX,
     PRODUCERS_SUFFIX,
@@ -42,7 +46,6 @@ from workers.segment.files import Files, read_whole, write_durably
 
 logger = logging.getLogger(__name__)
 
-CLEANED_SUFFIX = ".cleaned"
 CLEANED_INDEX_SUFFIX = ".cleanedindex"
 FORMAT_VERSION = 2
 """2 may have `has_transactions`. A build that knows 1 alone would remove the index that stays, and

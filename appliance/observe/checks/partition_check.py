@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from appliance.observe.checks.findings import Finding, Severity, Totals
+from tailrace.format.directory.data_dir import SWAP_FILE
 from tailrace.format.directory.delay_files import (
     BUCKET_SUFFIX,
     DAMAGED_SUFFIX,
@@ -23,6 +24,7 @@ from tailrace.format.directory.delay_files import (
     walk_chunks,
 )
 from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
+from tailrace.format.directory.unfinished_swap import replaced_segments
 from tailrace.format.record_batch.batch_header import (
     CONTROL_ABORT,
     NO_PRODUCER,
@@ -98,7 +100,16 @@ class PartitionCheck:
             )
         names = os.listdir(self._directory)
         old = segment_bases(names, OLD_SEGMENT_SUFFIX)
+        try:
+            replaced = replaced_segments(self._directory, names)
+        except OSError as error:
+            self._find(Severity.DAMAGE, f"{self._directory}/{SWAP_FILE}", str(error.strerror))
+            replaced = frozenset()
         bases = sorted({*segment_bases(names), *old})
+        if not replaced.isdisjoint(bases):
+            text = "a cleaned segment has taken the place of others, which the next start removes"
+            self._find(Severity.NOTE, self._directory, text)
+            bases = [base for base in bases if base not in replaced]
         if old:
             text = (
                 f"{len(old)} segments have the suffix {OLD_SEGMENT_SUFFIX} of an older build; "

@@ -22,7 +22,7 @@ import mmap
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -35,6 +35,7 @@ from tailrace.core.errors import (
 )
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
+from tailrace.format.directory.unfinished_swap import replaced_segments
 from tailrace.format.record_batch.arrow_metadata import read_schema
 from tailrace.format.record_batch.batch_header import (
     HEADER_BYTES,
@@ -141,12 +142,16 @@ class LocalSource:
         return other
 
     def bases(self) -> dict[int, str]:
-        """Base offset -> path of the segment, ascending. Raises OSError."""
+        """Base offset -> path of the segment, ascending, without those that a cleaned one has
+        replaced. Raises OSError.
+        """
         names = os.listdir(self.directory)
+        replaced = replaced_segments(self.directory, names)
         return {
             base: f"{self.directory}/{file_name(base, suffix)}"
             for suffix in (OLD_SEGMENT_SUFFIX, SEGMENT_SUFFIX)
             for base in segment_bases(names, suffix)
+            if base not in replaced
         }
 
     def _listed(self) -> tuple[dict[int, str], list[int]]:
@@ -185,8 +190,9 @@ class LocalSource:
                 base, following = ordered[at], (ordered[at + 1] if at + 1 < len(ordered) else end)
                 with _OpenSegment(bases[base]) as segment:
                     limit = min(following, end)
-                    yield from self._segment_frames(segment, base, offset, limit)
-                    offset, attempts = limit, 0
+                    reached = yield from self._segment_frames(segment, base, offset, limit)
+                    # A batch may go beyond: the next segments have been united with this one.
+                    offset, attempts = max(limit, reached), 0
             except FileNotFoundError as error:
                 attempts += 1  # segments were renamed, or the topic is deleted
                 self._listing = _NOT_LISTED
@@ -203,7 +209,10 @@ class LocalSource:
 
     def _segment_frames(
         self, segment: _OpenSegment, base: int, start: int, limit: int
-    ) -> Iterator[StoredBatch]:
+    ) -> Generator[StoredBatch, None, int]:
+        """Yield the batches that have offsets from `start` to `limit - 1`. Returns the offset
+        behind the last one.
+        """
         schema, position = self._beginning(segment, base)
         take: Callable[[int, int], tuple[BatchHeader, pa.Buffer | None] | None]
         take = segment.head_at if self._headers_only else segment.batch_at
@@ -239,6 +248,7 @@ class LocalSource:
                 if not aborted or not _is_aborted(header, aborted):
                     yield StoredBatch(header, data, self._by_id.get(header.schema_id, schema))
             offset, position = header.next_offset, position + header.batch_length
+        return offset
 
     def _beginning(self, segment: _OpenSegment, base: int) -> tuple[pa.Schema, int]:
         """The topic's schema with which the segment was written, and the position of its first

@@ -13,9 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from appliance.observe.checks.findings import Severity
+from appliance.observe.checks.log_verifier import check
+from tailrace.format.directory.data_dir import SWAP_FILE
 from tailrace.format.directory.delay_files import KIND_ROWS, PENDING_FILE, BucketEntry, Manifest
 from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
 from tailrace.format.schema import DEFAULT_SCHEMA, delay_schema, to_message
+from tests.kit.log_files.half_swapped import half_swapped_log
 from workers.delays.store.bucket_files import BucketFile
 from workers.log.files.delay_manifest import save_manifest
 from workers.segment.files import DiskFiles
@@ -83,3 +87,14 @@ def test_damage_to_what_waits_is_found_and_said(delay_log: pathlib.Path) -> None
     assert any(
         "the pending records are unknown" in finding["finding"] for finding in found["findings"]
     )
+
+
+def test_a_swap_that_a_kill_interrupted_is_no_damage(tmp_path: pathlib.Path) -> None:
+    log = half_swapped_log(tmp_path, [4])
+    findings = check([str(log.directory)]).findings
+    notes = [found for found in findings if "a cleaned segment has taken the place" in found.text]
+    assert [found.severity for found in notes] == [Severity.NOTE]
+    assert not [found for found in findings if found.severity is Severity.DAMAGE], findings
+    (log.directory / SWAP_FILE).write_bytes(b"{}")
+    findings = check([str(log.directory)]).findings
+    assert next(f.path for f in findings if f.severity is Severity.DAMAGE).endswith(SWAP_FILE)
