@@ -26,6 +26,7 @@ from shm.rights.kafka_listeners import (
     without_protocol,
 )
 from tailrace.core.errors import InvalidSettingError
+from tailrace.core.units import digits_in
 
 OAUTHBEARER = "OAUTHBEARER"
 MECHANISMS = ("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN", OAUTHBEARER)
@@ -361,11 +362,16 @@ def check_address(address: str) -> None:
             )
         return
     host, _, port = rest.rpartition(":")
-    if scheme != "tcp" or not host or not port.isdigit() or int(port) > 65535:
+    if scheme != "tcp" or not host or not _is_port(port):
         raise InvalidSettingError(
             f"listen has {address!r}; write tcp://127.0.0.1:7420 or "
             "ipc:///run/tailrace/tailrace.sock"
         )
+
+
+def _is_port(text: str) -> bool:
+    number = digits_in(text)
+    return number is not None and number <= 65535
 
 
 def split_host_port(text: str) -> tuple[str, int]:
@@ -373,12 +379,7 @@ def split_host_port(text: str) -> tuple[str, int]:
     InvalidSettingError.
     """
     host, _, port = text.rpartition(":")
-    if (
-        not host
-        or not port.isdigit()
-        or int(port) > 65535
-        or (":" in host and not (host[0], host[-1]) == ("[", "]"))
-    ):
+    if not host or not _is_port(port) or (":" in host and not (host[0], host[-1]) == ("[", "]")):
         raise InvalidSettingError(
             f"http.listen is {text!r}; write HOST:PORT, such as 127.0.0.1:7400, or an empty "
             "text for no console"

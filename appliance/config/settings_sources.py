@@ -308,7 +308,11 @@ def typed(definition: Definition, value: Any) -> Any:
 
 
 def _list_of_text(text: str) -> Any:
-    """Read a list in a flag or the environment: `a, b`, or as the configuration file has it."""
+    """Read a list in a flag or the environment: `a, b`, nothing, or as the configuration file has
+    it.
+    """
+    if not text.strip():
+        return []
     if text.lstrip().startswith("["):
         import tomllib  # a start without such a flag does without
 

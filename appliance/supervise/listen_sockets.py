@@ -14,6 +14,7 @@ import socket
 from collections.abc import MutableMapping, Sequence
 
 from tailrace.core.errors import InvalidSettingError
+from tailrace.core.units import digits_in
 from tailrace.protocol.listeners import front_address
 
 FIRST_FD = 3
@@ -28,10 +29,11 @@ def inherited_sockets(environment: MutableMapping[str, str]) -> dict[str, int]:
     """
     pid, count = environment.pop("LISTEN_PID", ""), environment.pop("LISTEN_FDS", "")
     environment.pop("LISTEN_FDNAMES", None)
-    if pid != str(os.getpid()) or not count.isdigit():
+    number = digits_in(count)
+    if pid != str(os.getpid()) or number is None:
         return {}
     found = {}
-    for fd in range(FIRST_FD, FIRST_FD + int(count)):
+    for fd in range(FIRST_FD, FIRST_FD + number):
         os.set_inheritable(fd, False)
         found[_address_of(fd)] = fd
     return found

@@ -15,6 +15,16 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b", re.ASCII | re.IGNORECASE
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SIZE_NAMES = ("bytes", "_size", "_memory")
 TEXT_MAX = 60
+DIGITS_MAX = 18
+
+
+def digits_in(text: str) -> int | None:
+    """The number of a text of ASCII digits; None: it has others, none, or more than DIGITS_MAX.
+
+    `str.isdigit` takes "²" and 5,000 digits, which `int` refuses.
+    """
+    is_number = text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX
+    return int(text) if is_number else None
 
 
 def whole_number(name: str, given: object) -> int | None:
@@ -72,7 +82,8 @@ def shown_duration(us: int) -> str:
 
 def bytes_of(text: str) -> int | None:
     """Bytes of a number without unit, or of one such as "50MB" or "64MiB"; None: it is none."""
-    return int(text) if text.isdigit() else _bytes(text)
+    plain = digits_in(text)
+    return _bytes(text) if plain is None else plain
 
 
 def _bytes(text: str) -> int | None:

@@ -11,6 +11,7 @@ from appliance.cli.options.shared import connect
 from appliance.cli.perf.latencies import Latency, load_arrow
 from tailrace.client.config.settings import ConsumerSettings, ProducerSettings
 from tailrace.core.topic_partition import TopicPartition
+from tailrace.core.units import digits_in
 
 MB = 1024 * 1024
 """Bytes of a megabyte, as Kafka's tools count."""
@@ -45,7 +46,8 @@ def settings_of(
         if known is not None and known.type == "bool":
             found[name] = value.lower() == "true"
         else:
-            found[name] = int(value) if value.lstrip("-").isdigit() else value
+            number = digits_in(value.removeprefix("-"))
+            found[name] = value if number is None else int(value)
     return found
 
 

@@ -21,6 +21,7 @@ from tailrace.consumer.consumer import Consumer
 from tailrace.core.errors import InvalidRequestError
 from tailrace.core.records import Record
 from tailrace.core.topic_partition import TopicPartition
+from tailrace.core.units import digits_in
 
 RECORDS_MAX = 200
 RECORDS_DEFAULT = 50
@@ -160,6 +161,7 @@ def _number(query: Mapping[str, str], name: str, default: int) -> int:
     text = query.get(name, "")
     if not text:
         return default
-    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+    number = digits_in(text)
+    if number is None:
         raise InvalidRequestError(f"{name} is {text[:40]!r}; write a number from 0")
-    return int(text)
+    return number

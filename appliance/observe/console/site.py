@@ -45,6 +45,7 @@ from tailrace.core.errors import (
     UnknownGroupError,
     UnknownTopicError,
 )
+from tailrace.core.units import digits_in
 
 logger = logging.getLogger("appliance.observe.http_server")
 
@@ -277,13 +278,13 @@ def make_site(
 
 def _body(environ: Mapping[str, Any]) -> dict[str, Any]:
     """The request's JSON object. Raises InvalidRequestError."""
-    length = str(environ.get("CONTENT_LENGTH") or "0")
-    if not length.isdigit() or int(length) > BODY_MAX_BYTES:
+    length = digits_in(str(environ.get("CONTENT_LENGTH") or "0"))
+    if length is None or length > BODY_MAX_BYTES:
         raise InvalidRequestError(f"a request has at most {BODY_MAX_BYTES} bytes")
     if environ.get("CONTENT_TYPE", "").partition(";")[0] != "application/json":
         raise InvalidRequestError("the request is not application/json")
     try:
-        request = orjson.loads(environ["wsgi.input"].read(int(length)))
+        request = orjson.loads(environ["wsgi.input"].read(length))
     except orjson.JSONDecodeError as error:
         raise InvalidRequestError(f"the request is not JSON: {error}") from None
     if not isinstance(request, dict):

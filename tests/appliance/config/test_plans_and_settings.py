@@ -143,6 +143,9 @@ def test_file_environment_and_flags_are_merged_the_later_wins(tmp_path: pathlib.
         ([("ring_bytes", "many")], "whole number"),
         ([("ring_bytes", "5")], "whole number from"),
         ([("listen", "http://x")], "listen has 'http://x'; write"),
+        ([("listen", "tcp://x:\u00b2")], "listen has .*; write"),
+        ([("listen", "")], "listen is empty: give at least one address"),
+        ([("http.listen", "x:" + "7" * 5_000)], "http.listen is .*; write HOST:PORT"),
         ([("credit_bytes", str(1 << 20))], "at least half of lane_bytes"),
         ([("ring_bytes", str((1 << 20) + 1))], "multiple of 4096"),
         ([("data_dirs", "a,./a")], "different directories"),
@@ -168,6 +171,11 @@ def test_a_list_is_given_with_commas_or_as_the_file_has_it(text: str) -> None:
         "tcp://127.0.0.1:1",
         "tcp://127.0.0.1:2",
     ]
+
+
+@pytest.mark.parametrize("text", ["", " ", "[]"])
+def test_an_empty_text_is_an_empty_list(text: str) -> None:
+    assert load_settings(None, {"TAILRACE_HTTP_HOSTS": text}, []).http_hosts == []
 
 
 def test_a_misspelt_environment_variable_is_refused() -> None:

@@ -6,7 +6,14 @@ import pytest
 
 from tailrace.core.errors import InvalidSettingError
 from tailrace.core.schedule.delays import parse_levels
-from tailrace.core.units import duration_ms, examples, shown_duration, whole_number
+from tailrace.core.units import (
+    bytes_of,
+    digits_in,
+    duration_ms,
+    examples,
+    shown_duration,
+    whole_number,
+)
 
 
 @pytest.mark.parametrize(
@@ -80,3 +87,10 @@ def test_a_duration_of_any_length_is_a_number_or_none() -> None:
 def test_durations_are_shown_as_they_are_written(us: int, shown: str) -> None:
     assert shown_duration(us) == shown
     assert shown == "0s" or us % 1000 or duration_ms(shown) == us // 1000
+
+
+def test_digits_that_int_would_refuse_are_no_number() -> None:
+    assert (digits_in("0"), digits_in("0042"), digits_in("9" * 18)) == (0, 42, 10**18 - 1)
+    for text in ("", "-1", "+1", " 1", "1.0", "\u00b2", "\u0661", "9" * 19, "9" * 5_000):
+        assert digits_in(text) is None
+        assert bytes_of(text) is None, text

@@ -10,6 +10,7 @@ import click
 
 from appliance.catalog.replaced_directory import replace_directory
 from appliance.cli.commands.storage.partition import (
+    PartitionGoneError,
     Place,
     known_directory,
     move_partition,
@@ -132,6 +133,8 @@ def drain(
             tried.add(place.name)
             try:
                 _move_to_emptiest(admin, place, directory, pace)
+            except PartitionGoneError as error:
+                echo(str(error))
             except (click.ClickException, TailraceError) as error:
                 failed.append({"partition": place.name, "reason": str(error)})
             else:

@@ -24,9 +24,9 @@ from appliance.data.partition_copy import (
 )
 from tailrace.admin.admin import Admin
 from tailrace.core.error_codes import ErrorCode
-from tailrace.core.errors import TailraceError
+from tailrace.core.errors import TailraceError, UnknownTopicError
 from tailrace.core.schedule.delays import delay_log_name
-from tailrace.core.units import bytes_of
+from tailrace.core.units import bytes_of, digits_in
 from tailrace.format.directory.data_dir import MOVING_DIRECTORY, bin_name
 from tailrace.format.directory.files import NO_SPACE
 
@@ -53,8 +53,16 @@ class Place(NamedTuple):
         return [self.found] if self.delay_log is None else [self.found, self.delay_log]
 
     @property
+    def topic_id(self) -> bytes:
+        return self.found.topic_id
+
+    @property
     def name(self) -> str:
         return f"{self.found.topic}:{self.found.partition}"
+
+
+class PartitionGoneError(click.ClickException):
+    """The topic was deleted while its partition was to move."""
 
 
 @click.group()
@@ -165,17 +173,14 @@ def move(
     Example:
       tailrace partition move orders:3 --to /disk2/tailrace --rate 50MB
     """
-    topic, separator, number = partition.rpartition(":")
-    if not separator or not number.isdigit():
+    topic, separator, text = partition.rpartition(":")
+    number = digits_in(text)
+    if not separator or number is None:
         raise click.UsageError(f"{partition!r} is no TOPIC:PARTITION, such as orders:3")
     pace = Pace(rate_of(rate))
     known = places(control_directory(data_dir, bootstrap))
     place = next(
-        (
-            each
-            for each in known
-            if (each.found.topic, each.found.partition) == (topic, int(number))
-        ),
+        (each for each in known if (each.found.topic, each.found.partition) == (topic, number)),
         None,
     )
     if place is None:
@@ -188,7 +193,7 @@ def move(
     if as_json:
         print_json(
             {
-                "topic": topic, "partition": int(number), "from": place.data_dir, "to": target,
+                "topic": topic, "partition": number, "from": place.data_dir, "to": target,
                 "copied_bytes": copied, "closed_ms": round(closed_s * 1000),
             }
         )  # fmt: skip
@@ -220,6 +225,7 @@ def move_partition(admin: Admin, place: Place, target: str, pace: Pace) -> tuple
     except CopyInUseError as error:
         raise click.ClickException(str(error)) from None
     except OSError as error:
+        _raise_if_gone(admin, place)
         raise click.ClickException(
             f"{place.name} cannot be copied to {path}: {error}; {STAYS}"
         ) from None
@@ -255,6 +261,9 @@ def _close(admin: Admin, place: Place, path: str) -> float:
         began_s = time.monotonic()
         try:
             admin.move_partition(place.found.topic, place.found.partition, path)
+        except UnknownTopicError:
+            _raise_if_gone(admin, place)
+            raise
         except TailraceError as error:
             if error.code is not ErrorCode.NOT_READY or began_s > deadline_s:
                 raise
@@ -279,6 +288,9 @@ def _check_movable(admin: Admin, place: Place, path: str) -> None:
     """Raise InvalidRequestError if the appliance would refuse the move behind the copy."""
     try:
         admin.move_partition(place.found.topic, place.found.partition, path, validate_only=True)
+    except UnknownTopicError:
+        _raise_if_gone(admin, place)
+        raise
     except TailraceError as error:
         if error.code is not ErrorCode.NOT_READY:  # what is in the way now may be over then
             raise
@@ -329,6 +341,16 @@ def _size_of(directory: str) -> int:
         return 0
 
 
+def _raise_if_gone(admin: Admin, place: Place) -> None:
+    """Raises PartitionGoneError."""
+    try:
+        if admin.topic_info([place.found.topic])[place.found.topic].topic_id == place.topic_id:
+            return
+    except UnknownTopicError:
+        pass
+    raise PartitionGoneError(f"{place.name} was not moved: its topic was deleted meanwhile")
+
+
 def _await_arrival(admin: Admin, place: Place) -> None:
     """Wait until the partition is open in its new directory. Raises ClickException."""
     deadline_s = time.monotonic() + ARRIVAL_TIMEOUT_S
@@ -342,6 +364,7 @@ def _await_arrival(admin: Admin, place: Place) -> None:
             None,
         )
         if found is None or found["state"] == "left":
+            _raise_if_gone(admin, place)
             return
         if found["state"] == "failed":
             raise click.ClickException(f"{place.name} was not moved: {found['reason']}; {STAYS}")

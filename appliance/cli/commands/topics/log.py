@@ -182,7 +182,7 @@ def dump(file: str, records: bool, as_json: bool) -> None:
     """
     seed = _seed_of(file)
     base = os.path.basename(file)[:20]
-    if not base.isdigit():
+    if not (base.isascii() and base.isdigit()):
         raise click.UsageError(f"{file} is not named like a segment: 20 digits and .arrows")
     with open(file, "rb") as source:
         fd = source.fileno()
