@@ -156,6 +156,10 @@ class ProcessStates:
             if slot.load(ProcessWord.GENERATION)
         ]
 
+    def are_groups_refused(self) -> bool:
+        """True while requests of groups and transactions are refused."""
+        return bool(self.control.process(Role.GROUPS, 0).load(ProcessWord.GROUPS_REFUSED))
+
     def not_serving(self) -> list[str]:
         """Reasons why the appliance is not ready: processes that do not serve, directories that
         take no writes, and groups that are refused. Empty: it is ready.
@@ -170,7 +174,6 @@ class ProcessStates:
             (path, self.control.process(Role.FLUSHER, index).load(ProcessWord.DISK_FULL))
             for index, path in enumerate(self._data_dirs)
         ]
-        refused = bool(self.control.process(Role.GROUPS, 0).load(ProcessWord.GROUPS_REFUSED))
         return [
             *(
                 f"{path} takes no writes because {why[DirectoryState(state)]}"
@@ -182,7 +185,7 @@ class ProcessStates:
                 for process in self.processes()
                 if not (process.is_live and process.is_ready) and process.role is not Role.CLEANER
             ),
-            *([GROUPS_REFUSED] if refused else ()),
+            *([GROUPS_REFUSED] if self.are_groups_refused() else ()),
         ]
 
 

@@ -47,6 +47,7 @@ class Observed:
     """Counters of the cleaners."""
     groups: ObservedGroups | None = None
     """Groups; None if the group coordinator does not run or does not answer."""
+    are_groups_refused: bool = False
 
 
 def families(observed: Observed) -> Iterator[Metric]:
@@ -58,6 +59,12 @@ def families(observed: Observed) -> Iterator[Metric]:
         "tailrace_up", "1 if a front answers requests, else 0.", {(): float(observed.answers)}
     )
     yield from _of_processes(observed.processes)
+    yield gauge(
+        "tailrace_groups_refused",
+        "1 while requests of groups and transactions are refused, because groups.db cannot be "
+        "used, else 0.",
+        {(): float(observed.are_groups_refused)},
+    )
     yield from measurement_families(observed.processes)
     if any(process.kafka is not None for process in observed.processes):
         from appliance.observe.metrics.kafka import kafka_families  # with a Kafka gateway alone

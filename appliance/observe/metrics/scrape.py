@@ -84,12 +84,14 @@ def observe(states: ProcessStates, address: str, topics_max: int) -> Observed:
                 lanes,
                 states.cleaners(),
                 _groups(states.control, admin),
+                states.are_groups_refused(),
             )
     except TailraceError as error:
         logger.warning("front_does_not_answer reason=%r", str(error))
         return Observed(
-            processes, __version__, rings=rings, lanes=lanes, cleaners=states.cleaners()
-        )
+            processes, __version__, rings=rings, lanes=lanes, cleaners=states.cleaners(),
+            are_groups_refused=states.are_groups_refused(),
+        )  # fmt: skip
 
 
 def _groups(control: Control, admin: Admin) -> ObservedGroups | None:

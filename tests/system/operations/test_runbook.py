@@ -24,7 +24,7 @@ from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tailrace.format.directory.data_dir import CATALOG_FILE, GROUPS_FILE
 from tailrace.format.directory.partition_metadata import PARTITION_FILE
 from tests.kit.appliances import damaged_topics
-from tests.kit.appliances.console import console_of, get
+from tests.kit.appliances.console import console_of, get, metrics
 from tests.kit.cli import run
 from tests.kit.hosts.file_systems import small_file_system
 from tests.kit.hosts.wall_clock import WallClock
@@ -385,8 +385,10 @@ def test_groups_are_not_served(tmp_path: pathlib.Path) -> None:
         console = console_of(running)
         status, page = get(console, "/health/ready")
         assert (status, "groups.db" in page) == (503, True), page
+        assert metrics(console)["tailrace_groups_refused", frozenset()] == 1
         follow("Groups are not served", running, str(data_dir), {2: move_away})
         assert get(console, "/health/ready") == (200, "ready\n")
+        assert metrics(console)["tailrace_groups_refused", frozenset()] == 0
         key = TopicPartition("orders", 0)
         with Consumer(bootstrap=running.address, group_id="g") as consumer:
             consumer.assign([key])
