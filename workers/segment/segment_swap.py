@@ -20,7 +20,7 @@ Invariants:
 - Carrying out a swap again changes nothing.
 
 Readers of a directory without an appliance see the same by
-`tailrace.format.directory.unfinished_swap`.
+`tailrace.format.unfinished_swap`.
 
 Crash: see the table.
 """
@@ -33,7 +33,6 @@ from typing import Any, NamedTuple
 from shm.crash_points import crash_point
 from tailrace.format.directory import checked_json
 from tailrace.format.directory.data_dir import SWAP_FILE as SWAP_FILE
-from tailrace.format.directory.unfinished_swap import CLEANED_SUFFIX as CLEANED_SUFFIX
 from tailrace.format.segments.segment import (
     INDEX_SUFFIX,
     PRODUCERS_SUFFIX,
@@ -41,6 +40,7 @@ from tailrace.format.segments.segment import (
     file_name,
 )
 from tailrace.format.segments.transaction_index import TRANSACTION_INDEX_SUFFIX
+from tailrace.format.unfinished_swap import CLEANED_SUFFIX as CLEANED_SUFFIX
 from workers.segment.checkpoint import Checkpoint, SealedSegment
 from workers.segment.files import Files, read_whole, write_durably
 

@@ -24,7 +24,6 @@ from tailrace.format.directory.delay_files import (
     walk_chunks,
 )
 from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
-from tailrace.format.directory.unfinished_swap import replaced_segments
 from tailrace.format.record_batch.batch_header import (
     CONTROL_ABORT,
     NO_PRODUCER,
@@ -51,6 +50,7 @@ from tailrace.format.segments.transaction_index import (
     TransactionIndexDamagedError,
     decode_transaction_index,
 )
+from tailrace.format.unfinished_swap import replaced_segments
 
 
 class PartitionCheck:

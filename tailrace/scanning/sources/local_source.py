@@ -35,7 +35,6 @@ from tailrace.core.errors import (
 )
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
-from tailrace.format.directory.unfinished_swap import replaced_segments
 from tailrace.format.record_batch.arrow_metadata import read_schema
 from tailrace.format.record_batch.batch_header import (
     HEADER_BYTES,
@@ -63,6 +62,7 @@ from tailrace.format.segments.segment import (
 )
 from tailrace.format.segments.segment_index import IndexDamagedError, IndexReader
 from tailrace.format.segments.transaction_index import AbortedBatches, AbortedTransaction
+from tailrace.format.unfinished_swap import replaced_segments
 from tailrace.scanning.batch import StoredBatch, damage_error
 from tailrace.scanning.sources.transactions import read_aborted
 

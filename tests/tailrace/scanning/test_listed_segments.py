@@ -10,9 +10,9 @@ import pytest
 
 from tailrace.core.errors import StorageError
 from tailrace.format.directory.data_dir import SWAP_FILE
-from tailrace.format.directory.unfinished_swap import CLEANED_SUFFIX
 from tailrace.format.record_batch.batch_header import END_OF_STREAM
 from tailrace.format.schema import DEFAULT_SCHEMA
+from tailrace.format.unfinished_swap import CLEANED_SUFFIX
 from tailrace.scanning.sources.local_source import LocalSource, read_partition_file
 from tests.kit.log_files.half_swapped import half_swapped_log, log_of
 from tests.kit.log_files.transaction_logs import TransactionLog
