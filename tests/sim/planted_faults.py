@@ -68,7 +68,7 @@ def _publish_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forget_ends(patch: pytest.MonkeyPatch) -> None:
-    """The second defence of a decision without a row: the newest ends of its id."""
+    """Another defence of a decision without a row: the newest ends of its id."""
     patch.setattr(delivery, "find_end", lambda *_: None)
 
 
@@ -110,8 +110,9 @@ def _take_before_the_feed(patch: pytest.MonkeyPatch) -> None:
 
 
 def _feed_no_decisions(patch: pytest.MonkeyPatch) -> None:
-    """D5: a worker that starts hears what is registered, and not what was decided."""
+    """D5: a worker that starts, or asks, hears what is registered, and not what was decided."""
     _forget_ends(patch)
+    patch.setattr(decision_log.DecisionLog, "outcomes_of", lambda *_: {})
     feed = Delivery._feed
 
     def registrations(self: Delivery) -> Any:

@@ -10,8 +10,9 @@ Invariants:
 - Markers of a decision precede its registrations: no batch of the next epoch lies before them.
 - A batch of a transaction is refused before the feed of this process generation is complete, and
   where another epoch of its producer is open.
-- What is open and not registered at the end of a feed is aborted: every decision that is not
-  carried out was fed. In a partition that is opened later, its outcome is asked for.
+- What is open and not registered at the end of a feed, or in a partition that is opened later, is
+  asked for. Every decision that is not carried out was fed, so the marker was lost here: with a
+  damaged file, or with the memory of a topic that is not synced.
 
 Crash: nothing is kept. The successor is fed again, and a repeated decision finds nothing open where
 its marker is in the log.
@@ -182,8 +183,11 @@ class Transactions:
                 return self._take_decisions(message)
             if message.kind == LaneKind.TRANSACTIONS_FEED:
                 self._begin_feed()
-            elif message.kind == LaneKind.TRANSACTIONS_FED:
-                return message.correlation_id != self._generation or self._end_feed()
+            elif (
+                message.kind == LaneKind.TRANSACTIONS_FED
+                and message.correlation_id == self._generation
+            ):
+                self._end_feed()
         except Exception as error:
             if self._ring.next_number != written:
                 raise
@@ -213,20 +217,23 @@ class Transactions:
         self._done = 0
         return True
 
-    def _end_feed(self) -> bool:
-        """Abort what is open and not registered. False if the ring has no space."""
+    def _end_feed(self) -> None:
+        """Report what is open and registered, and ask how the rest has ended."""
         for key in self._open:
-            if not self._producers.is_registered(*key):
-                if not self._end(key, Outcome.ABORT):
-                    return False
-            else:
+            if self._producers.is_registered(*key):
                 self._reports.opened(key)
+            elif not self._is_missing_everywhere(key):
+                self._ask(key)
         self._producers.end_feed()
         self._progress.end_feed()
         self._taken_up.intersection_update(self._progress.missing)
         count = self._producers.registration_count
         self._unknown_since = dict.fromkeys(self._partitions.unreadable, count)
-        return True
+
+    def _is_missing_everywhere(self, key: Key) -> bool:
+        """True if the outcome of an open transaction is known in each of its partitions."""
+        missing = self._progress.missing
+        return all(key in missing.get(slot, ()) for slot in self._open.slots_of(key))
 
     def _apply(self, decision: Decision) -> bool:
         """Carry out a decision. False if the ring has no space for a marker."""

@@ -14,7 +14,12 @@ import pytest
 
 from shm.crash_points import armed
 from shm.memory.layout import SlotState
-from shm.messages.transaction_messages import DecidedTransaction, Decision, RegisteredProducer
+from shm.messages.transaction_messages import (
+    DecidedTransaction,
+    Decision,
+    Outcome,
+    RegisteredProducer,
+)
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.record_batch.batch_header import checksum_seed
 from tests.kit.batches import TOPIC_ID, make_batch
@@ -208,9 +213,10 @@ def test_what_was_decided_before_a_restart_is_carried_out_by_the_feed(
     assert [ends_of(it, n) for n in range(2)] == [[(0, 0, outcome)]] * 2
 
 
+@pytest.mark.parametrize("outcome", [COMMIT, ABORT])
 @pytest.mark.parametrize("way", ["worker", "all", "power"])
-def test_what_is_open_and_registered_goes_on_after_a_restart_and_what_is_not_registered_is_aborted(
-    way: str,
+def test_what_is_open_and_registered_goes_on_after_a_restart_and_the_rest_ends_as_it_was_decided(
+    way: str, outcome: Outcome
 ) -> None:
     it = make_bench()
     coordinator = registered(it, 5, 7, 9)
@@ -225,11 +231,16 @@ def test_what_is_open_and_registered_goes_on_after_a_restart_and_what_is_not_reg
         it = restart_all(coordinator, "second", power=way == "power")
     coordinator.feed()
     assert results(it, transactional(PID, 5, 2)) == [0]
-    assert ends_of(it) == [(1, 7, 2)], "no row, not registered: it was aborted"
+    coordinator.read()
+    assert coordinator.asked == [(PID + 1, 7)], "it has a row no more, but perhaps an end"
+    assert ends_of(it) == []
+    coordinator.answer((PID + 1, 7, outcome))
+    it.settle()
+    assert ends_of(it) == [(1, 7, outcome)]
     coordinator.decide(3, [(PID + 2, 9, COMMIT)], [(PID + 2, 10)])
     coordinator.decide(1, [(PID, 5, COMMIT)], [(PID, 6)])
     it.settle()
-    assert ends_of(it) == [(1, 7, 2), (2, 9, 1), (0, 5, 1)]
+    assert ends_of(it) == [(1, 7, outcome), (2, 9, 1), (0, 5, 1)]
 
 
 def test_open_transactions_without_a_coordinator_request_one() -> None:
@@ -260,6 +271,10 @@ def test_a_feed_replaces_what_was_registered_also_by_lower_ordinals() -> None:
     lost.feed()
     assert results(it, transactional(epoch=9, sequence=2)) == [FENCED]
     assert results(it, transactional(PID + 100)) == [0]
+    lost.read()
+    assert lost.asked == [(PID, 9)]
+    lost.answer((PID, 9, ABORT))
+    it.settle()
     assert ends_of(it) == [(0, 9, 2)]
 
 
