@@ -158,10 +158,13 @@ class LogSet:
                 was_closed = log is not None and same and not log.is_open
                 # The table's: the disk may not have kept it, or not be readable.
                 shown = self._table.read(slot)
-                shown_epoch = shown.leader_epoch if shown.topic_id == assignment.topic_id else 0
+                is_shown = shown.topic_id == assignment.topic_id
+                shown_epoch = shown.leader_epoch if is_shown else 0
                 log = PartitionLog(self._files, self._data_dir, assignment, self.moved)
                 self._logs[slot] = log
                 self._open(log, replay=replay)
+                if is_shown:
+                    log.transaction_indexes.continue_above(shown.aborted_version)
                 if log.file.leader_epoch < shown_epoch or (assignment.revive and was_closed):
                     log.begin_new_log(shown_epoch)
                 on_open(log)

@@ -169,10 +169,10 @@ class PartitionLog:
         if recovered.live_base >= 0:
             self.live = reopen(files, self.directory, recovered)
             self.sealed.unscrubbed.append(recovered.live_base)
+        self._home.note_damage(recovered.damage)  # indexes are repaired around it
         self.transaction_indexes.recover(self._bases(), self.file, recovered.transactions)
         self.raise_watermark()
         changed = bool(recovered.damage) or was_renamed
-        self._home.note_damage(recovered.damage)
         if self.file.offline and revive:
             self.file.offline = ""
             changed = True

@@ -127,24 +127,31 @@ class PartitionCheck:
         for number, base in enumerate(bases):
             self._check_segment(known, base, bases[number + 1] if number + 1 < len(bases) else None)
         for base, transactional in self._transactional.items():
-            self._check_transaction_index(base, transactional)
+            self._check_transaction_index(known, base, transactional)
         if os.path.exists(f"{self._directory}/{PENDING_FILE}"):
             self._check_pending(known)
 
     def _check_transaction_index(
-        self, base: int, transactional: dict[tuple[int, int], int]
+        self,
+        known: PartitionMetadata,
+        base: int,
+        transactional: dict[tuple[int, int], int],
     ) -> None:
-        """Check that a segment's transaction index has the aborted transactions, and no others."""
+        """Check that a segment's transaction index has the aborted transactions, and no others but
+        those whose marker was lost.
+        """
         path = f"{self._directory}/{file_name(base, TRANSACTION_INDEX_SUFFIX)}"
         try:
             with open(path, "rb") as file:
-                found = AbortedBatches(decode_transaction_index(file.read(), base))
+                entries = decode_transaction_index(file.read(), base)
         except FileNotFoundError:
             self._find(Severity.REPAIRABLE, path, "missing")
             return
         except TransactionIndexDamagedError as error:
             self._find(Severity.REPAIRABLE, path, f"damaged: {error}")
             return
+        found = AbortedBatches(entries)
+        lost = {each[:2] for each in entries if known.damage_at(each.marker_offset) is not None}
         for (producer_id, epoch), last_offset in transactional.items():
             control_type, marker_offset = self._markers.get((producer_id, epoch), (0, -1))
             if marker_offset >= 0 and last_offset > marker_offset:
@@ -155,7 +162,8 @@ class PartitionCheck:
                     f"offset {marker_offset}",
                     last_offset,
                 )
-            if found.has(producer_id, epoch, last_offset) != (control_type == CONTROL_ABORT):
+            is_aborted = found.has(producer_id, epoch, last_offset)
+            if is_aborted != (control_type == CONTROL_ABORT) and (producer_id, epoch) not in lost:
                 self._find(
                     Severity.REPAIRABLE,
                     path,

@@ -20,10 +20,16 @@ from shm.messages.lane_messages import Assignment
 from tailrace.format.directory.partition_metadata import PartitionMetadata
 from tailrace.format.record_batch.batch_header import CONTROL_ABORT, CONTROL_COMMIT
 from tailrace.format.segments.segment import file_name
-from tailrace.format.segments.transaction_index import TRANSACTION_INDEX_SUFFIX, encode_header
+from tailrace.format.segments.transaction_index import (
+    TRANSACTION_INDEX_SUFFIX,
+    AbortedBatches,
+    decode_transaction_index,
+    encode_header,
+)
 from tests.kit import seeds
 from tests.kit.log_files.logs import Bench, assignment, bench, simulated_regions
 from tests.kit.log_files.simdisk import SimDisk, SimFiles
+from tests.kit.log_files.transaction_files import flip_bit_in
 from tests.kit.transactional.transactions import (
     RingFiller,
     check_transaction_indexes,
@@ -235,6 +241,51 @@ def test_a_start_repairs_what_was_removed_damaged_or_cut(tmp_path: pathlib.Path)
         b.flusher.close()
         totals = log_verifier.check([str(tmp_path / "t-0")])
         assert [f.text for f in totals.findings] == []
+
+
+def test_a_marker_that_a_damaged_range_has_lost_uncovers_nothing(tmp_path: pathlib.Path) -> None:
+    """The next start walks over the damage. Behind it the producer has gone on."""
+    with bench(str(tmp_path)) as b:
+        filler = RingFiller(b.regions["ring"])
+        filler.data(3, A)
+        open_at = filler.data(2, B)
+        marker = filler.marker(A, 0, CONTROL_ABORT)
+        filler.data(3, A, 1)
+        settle(b)
+        assert stable(b) == open_at
+        flip_bit_in(tmp_path / "t-0", ".arrows")
+        b.kill_flusher()
+        settle(b)
+        state = b.table.read(0)
+        assert (state.last_stable_offset, state.high_watermark) == (open_at, marker + 4)
+        filler.leader_epoch = state.leader_epoch
+        filler.marker(B, 0, CONTROL_COMMIT)
+        filler.marker(A, 1, CONTROL_COMMIT)
+        settle(b)
+        assert stable(b) == filler.next_offset
+        path = tmp_path / "t-0" / file_name(0, TRANSACTION_INDEX_SUFFIX)
+        aborted = AbortedBatches(decode_transaction_index(path.read_bytes(), 0))
+        assert aborted.has(A, 0, 0)
+        assert not aborted.has(A, 1, marker + 1)
+        b.flusher.close()
+        findings = log_verifier.check([str(tmp_path / "t-0")]).findings
+        assert {finding.severity for finding in findings} == {Severity.NOTE}
+
+
+def test_the_version_of_the_indexes_grows_over_restarts(tmp_path: pathlib.Path) -> None:
+    """Fronts read an index again when the version that they know has changed."""
+    with bench(str(tmp_path)) as b:
+        filler = RingFiller(b.regions["ring"])
+        seen = [b.table.stable(0)[1]]
+        for epoch in range(4):
+            filler.data(1, A, epoch)
+            filler.marker(A, epoch, CONTROL_ABORT)
+            settle(b)
+            seen.append(b.table.stable(0)[1])
+            b.kill_flusher()
+            settle(b)
+            seen.append(b.table.stable(0)[1])
+        assert seen == sorted(set(seen))
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged", "another outcome"])

@@ -51,10 +51,15 @@ class OpenTransactions:
     def append(self, producer_id: int, epoch: int, base_offset: int) -> bool:
         """Record a batch in the log. True if it opens the transaction. A batch that was recorded
         before changes nothing.
+
+        A batch of a later epoch lies behind the marker of the earlier one, also if the log has lost
+        that marker with a damaged range.
         """
         known = self._open.get(producer_id)
-        if known is not None and known.epoch >= epoch:
-            return False
+        if known is not None:
+            if known.epoch >= epoch:
+                return False
+            del self._open[producer_id]  # the new one is the last in the order
         self._open[producer_id] = OpenTransaction(epoch, base_offset)
         return True
 

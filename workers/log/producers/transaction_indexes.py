@@ -11,8 +11,9 @@ Invariants:
   is harmless, since an epoch has a single transaction.
 - What a checkpoint covers has its entries synced, and the names of its indexes.
 
-Crash: `recover` compares the indexes of the walked segments with their headers. Those of earlier
-segments were synced, and the scrubber checks them.
+Crash: `recover` compares the indexes of the walked segments with their headers. An entry whose
+marker a damaged range has lost stays: nothing else knows of it. Those of earlier segments were
+synced, and the scrubber checks them.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class TransactionIndexes:
         self._has_new_names = False
         """True if the directory may have names of indexes that are not synced."""
         self.version = 0
-        """Grows with each entry. 0: no segment has an entry."""
+        """Grows with each entry, over restarts too. 0: no segment has an entry."""
 
     @property
     def is_behind(self) -> bool:
@@ -133,7 +134,7 @@ class TransactionIndexes:
                         entries.setdefault(base, []).append(aborted)
             for base, of_segment in entries.items():
                 self._append(base, of_segment)
-            self.version = max(self.version, self._aborted[-1].marker_offset + 1)
+            self.version = max(self.version, self._aborted[-1].marker_offset) + 1
             self._aborted = []
         for base in list(self._rebuilt):
             self.rebuild(base, bases, partition_file)
@@ -217,8 +218,14 @@ class TransactionIndexes:
             if base < walked.start and (found is None or not walked.has_checkpoint):
                 self._rebuilt[base] = None  # the walk has not met all of it
                 continue
-            entries = [each for each in found or [] if each.marker_offset < walked.start]
+            entries = [
+                each
+                for each in found or []
+                if each.marker_offset < walked.start
+                or partition_file.damage_at(each.marker_offset) is not None
+            ]
             entries += [each for each in walked.aborted if base in _touched(bases, each)]
+            entries.sort(key=lambda each: each.marker_offset)
             if found != entries:
                 logger.info("transaction_index_repaired path=%s", self._path(base))
                 self._replace(base, entries)
@@ -229,6 +236,11 @@ class TransactionIndexes:
             end = bases[-1] if bases else 0
             newest = walked.aborted[-1].marker_offset if walked.aborted else 0
             self.version = max(1, walked.start, end, newest + 1)
+
+    def continue_above(self, version: int) -> None:
+        """Have a version above one that readers may know, from a predecessor that has died."""
+        if self.version:
+            self.version = max(self.version, version + 1)
 
     def is_right(self, base: int) -> bool:
         """True if a segment's index is intact, or the segment has none. Raises OSError."""
