@@ -4,7 +4,7 @@ durable, and a failure undoes and redoes the step.
 Owner: the agent of groups; groups.db through the store.
 Invariants:
 - An answer is sent after the commit of its change.
-- An uncommitted change is undone in memory, too.
+- An uncommitted change is undone in memory, too. A committed one never is.
 - A failure of one group, or of one request, undoes the step. All other requests of the step are
   redone at once. If the commit shows that one of them is invalid, each is redone with a commit of
   its own.
@@ -47,6 +47,9 @@ class Store(Protocol):
     """The part of `appliance.groups.store.group_store.GroupStore` that the agent uses."""
 
     before_commit: list[Callable[[], None]]
+
+    @property
+    def is_ahead(self) -> bool: ...
 
     @property
     def is_in_transaction(self) -> bool: ...
@@ -335,9 +338,13 @@ class StepTransaction:
     def _roll_back(
         self, store: Store, service: Service, failure: _Failure, handled: list[Requester]
     ) -> None:
-        """Undo the step. A service that cannot be reloaded is closed, and opened again later."""
+        """Undo the step. A service that cannot be reloaded is closed, and opened again later. So is
+        one that has failed behind the commit: what is durable is not undone.
+        """
         error = failure.error
         try:
+            if store.is_ahead:
+                raise StorageError("a step was committed and could not be ended in memory")
             store.rollback()
             service.rolled_back(self._now_ns, error, failure.group)
         except Exception as reload_error:

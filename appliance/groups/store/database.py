@@ -67,6 +67,10 @@ class StoreDatabase:
         """
         self.after_commit: list[Callable[[], None]] = []
         """Callbacks of `commit` after the commit."""
+        self.is_ahead = False
+        """True if one of them has failed behind a commit: memory may lack what is durable. The
+        database has to be opened anew then.
+        """
         self._failure: TailraceError | None = None
         _make_private(path)
         try:
@@ -228,11 +232,13 @@ class StoreDatabase:
             make_room(os.path.dirname(self.path))
             with self._failing():
                 self._db.execute("COMMIT")
+            self.is_ahead = True
             if self._unkept_mark is not None and self._elapsed is not None:
                 self._elapsed.kept(self._unkept_mark)
                 self._unkept_mark = None
         for done in self.after_commit:
             done()
+        self.is_ahead = False
 
     def rollback(self) -> None:
         """Undo all writes since the last commit."""

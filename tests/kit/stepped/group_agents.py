@@ -47,6 +47,9 @@ class ToldStore:
         self.written: list[Any] = []
         self.committed: list[list[Any]] = []
         self.failure: TailraceError | None = None
+        self.late_failure: Exception | None = None
+        """Of what follows a commit."""
+        self.is_ahead = False
         self.is_closed = False
 
     @property
@@ -63,6 +66,9 @@ class ToldStore:
         if self.written:
             self.committed.append(self.written)
             self.written = []
+            if self.late_failure is not None:
+                self.is_ahead = True
+                raise self.late_failure
 
     def rollback(self) -> None:
         self.written = []

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from appliance.groups.agent import agent as module
-from appliance.groups.agent.transaction import AFTER_FAILURE_NS
+from appliance.groups.agent.transaction import AFTER_FAILURE_NS, REOPEN_NS
 from shm.memory.layout import ProcessWord
 from shm.messages.lane_messages import LaneKind
 from tailrace.core.error_codes import ErrorCode
@@ -92,6 +92,21 @@ def test_a_service_that_cannot_be_brought_back_to_the_disk_is_begun_anew(world: 
     world.step()
     assert world.codes() == {3: ErrorCode.OK}
     assert world.opened_count == 2
+
+
+def test_a_committed_step_is_not_undone_though_what_follows_it_fails(world: AgentWorld) -> None:
+    world.ask(Api.COMMIT_OFFSETS, {}, correlation_id=1)
+    old = world.store
+    old.late_failure = RuntimeError("behind the commit")
+    world.step()
+    assert world.codes() == {1: ErrorCode.INTERNAL_ERROR}, "its client asks again"
+    assert old.committed
+    assert old.is_closed
+    world.step(REOPEN_NS / 1e9)
+    assert world.opened_count == 2
+    world.ask(Api.COMMIT_OFFSETS, {}, correlation_id=2)
+    world.step()
+    assert world.codes() == {2: ErrorCode.OK}
 
 
 def test_a_database_that_cannot_be_opened_costs_the_requests_and_not_the_process() -> None:
