@@ -24,6 +24,7 @@ from tests.kit.batches import TIME_US
 from tests.kit.transactional.transaction_checker import Read, TransactionHistory, check_transformed
 from tests.sim.faults import AllKilled, cause
 from tests.sim.machine_parts import ADDRESS, MS, SECOND, PowerLost
+from tests.sim.sdk_programs import SdkProgram
 from tests.sim.transactional_programs import Common, Program
 from tests.sim.world import World
 
@@ -32,6 +33,8 @@ FAULTS = (
     "kill", "kill", "kill groups", "kill groups", "crash point", "stop", "kill all", "power",
     "cut", "cut", "clock", "late", "restart", "disk error", "slow disk",
 )  # fmt: skip
+LOSSY = frozenset({"power", "power with a slow disk", "disk error"})
+"""Faults that may take what a topic with durability=memory has acknowledged."""
 QUIET = frozenset({
     ErrorCode.NOT_READY, ErrorCode.TIMED_OUT, ErrorCode.NOT_REACHABLE, ErrorCode.STORAGE_ERROR,
 })  # fmt: skip
@@ -90,6 +93,11 @@ class TransactionSchedule:
         if faults is not None:
             self.faults = list(faults)
             self.fault_rate = 0.03
+        self.sdk_rng = random.Random(f"sdk of {seed}") if seed % 7 == 3 else None
+        """Of the schedules with a program over the SDK, which would warn of durability=memory."""
+        needs_disk = LOSSY & {*self.faults} or self.sdk_rng is not None
+        is_in_memory = random.Random(f"durability of {seed}").random() < 0.3
+        self.durability = "memory" if is_in_memory and not needs_disk else "disk"
         self.world = World(rng, workers=rng.randint(1, 2), data_dirs=rng.choice((1, 1, 2)))
         if seed % 2:
             self.world.preempts = random.Random(f"preemptions of {seed}")
@@ -100,13 +108,18 @@ class TransactionSchedule:
         self.made = [TopicPartition(MADE, p) for p in range(2)]
         self.places = [*self.written, *self.made]
         self.programs: list[Program] = []
+        self.sdk_programs: list[SdkProgram] = []
         self.readers: list[Reader] = []
         self.log: list[str] = []
         """What the fates did, for whoever looks into a failure."""
 
     @property
-    def actors(self) -> list[Program | Reader]:
-        return [*self.programs, *self.readers]
+    def all_programs(self) -> list[Program | SdkProgram]:
+        return [*self.programs, *self.sdk_programs]
+
+    @property
+    def actors(self) -> list[Program | SdkProgram | Reader]:
+        return [*self.all_programs, *self.readers]
 
     def run(self) -> None:
         """Raises AssertionError."""
@@ -118,6 +131,8 @@ class TransactionSchedule:
                 self._heal()
                 self._check()
         finally:
+            for program in self.sdk_programs:
+                program.close()
             world.close()
 
     def _set_up(self) -> None:
@@ -125,7 +140,7 @@ class TransactionSchedule:
         catalog = world.open_catalog()
         catalog.slots.register([(path, path) for path in world.data_dirs])
         for name, places in ((WRITTEN, self.written), (MADE, self.made)):
-            given: dict[str, Any] = {"segment.bytes": 4000, "durability": "disk"}
+            given: dict[str, Any] = {"segment.bytes": 4000, "durability": self.durability}
             catalog.create_topic(name, len(places), given, DEFAULT_SCHEMA_MESSAGE, False, TIME_US)
         catalog.close()
         world.boot()
@@ -143,6 +158,10 @@ class TransactionSchedule:
         else:
             for number in range(rng.randint(0, min(2, len(self.written)))):
                 self._add_transformer(common, f"x{number}", self.written[number])
+        if self.sdk_rng is not None:
+            self.sdk_programs.append(
+                SdkProgram("sdk", world, self.sdk_rng, self.history, self.written)
+            )
         self.readers = [
             Reader("committed", self, is_committed=True),
             Reader("uncommitted", self, is_committed=False),
@@ -245,12 +264,11 @@ class TransactionSchedule:
                 for name in self.TOPICS:
                     admin.bring_online(name)
         deadline_ns = world.now_ns + 120 * SECOND
-        for program in self.programs:
+        for program in self.all_programs:
             program.is_calm = True
-        while not all(program.is_at_rest for program in self.programs):
+        while not all(writer.is_at_rest for writer in self.all_programs):
             assert world.now_ns < deadline_ns, "the programs do not come to rest: " + "; ".join(
-                f"{one.name}: {[life.state for life in one.lives]} {len(one.copies)}"
-                for one in self.programs
+                f"{one.name}: {[life.state for life in one.lives]}" for one in self.all_programs
             )
             self._quiet_step()
         world.settle_servers()
