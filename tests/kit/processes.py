@@ -21,25 +21,15 @@ HANG_LIMIT_S = 200.0
 """
 
 
-PAUSE_MIN_S, PAUSE_MAX_S = 0.01, 0.25
-PAUSE_FOR_A_LOOK = 4
-"""Pause after a look at a condition, in times of what it took: one that asks an appliance for its
-topics keeps two cores busy by itself if it is asked without a pause.
-"""
-
-
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = HANG_LIMIT_S) -> None:
     """Poll a condition of the outside world (there is no event to wait on); fails the test when it
     never comes true.
     """
-    begun = time.monotonic()
-    deadline = begun + timeout_s
+    deadline = time.monotonic() + timeout_s
     pause = threading.Event()
     while not condition():
-        now = time.monotonic()
-        assert now < deadline, f"never happened: {what}"
-        pause.wait(min(PAUSE_MAX_S, max(PAUSE_MIN_S, PAUSE_FOR_A_LOOK * (now - begun))))
-        begun = time.monotonic()
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        pause.wait(0.01)
 
 
 def comm(pid: int) -> str:
