@@ -3,8 +3,8 @@ keeps unsynced writes in any selection, fails on demand.
 
 Stricter than real ones: a file's bytes and its name are durable apart from each other; the name
 only when its directory was synced; of unsynced changes to a directory a prefix survives, of
-unsynced writes to a file any subset, each whole or torn. A sync that failed leaves pages that look
-clean and of which some are lost.
+unsynced writes to a file any subset, each whole or torn. A rename within a directory is one change,
+as with a journal. A sync that failed leaves pages that look clean and of which some are lost.
 """
 
 from __future__ import annotations
@@ -36,6 +36,15 @@ class Inode:
         """So long the file is at least: `allocate` makes no bytes."""
 
 
+Change = tuple[str, Inode | None, bool]
+"""A name of a directory, what has it, and whether it has it from then on."""
+
+
+def _are_of_a_rename(source: Change, target: Change) -> bool:
+    """True for two changes of one directory that are made at once, or not at all."""
+    return source[1] is target[1] is not None and not source[2] and target[2]
+
+
 def _apply(data: bytearray, position: int, piece: bytes | None) -> None:
     if piece is None:
         del data[position:]
@@ -53,7 +62,7 @@ class SimDisk:
         self.names: dict[str, Inode | None] = dict.fromkeys(directories)
         """Path -> file, None for a directory."""
         self.durable_names = dict(self.names)
-        self.unsynced_names: dict[str, list[tuple[str, Inode | None, bool]]] = {}
+        self.unsynced_names: dict[str, list[Change]] = {}
         """Directory -> (path, what, there) in order."""
         self.hook: Hook | None = None
         self.free = 1 << 40
@@ -84,7 +93,10 @@ class SimDisk:
         """The disk that is found afterwards."""
         names = dict(self.durable_names)
         for changes in self.unsynced_names.values():
-            for path, what, there in changes[: rng.randint(0, len(changes))]:
+            count = rng.randint(0, len(changes))
+            if 0 < count < len(changes) and _are_of_a_rename(*changes[count - 1 : count + 1]):
+                count += 1
+            for path, what, there in changes[:count]:
                 _set(names, path, what, there)
         after = SimDisk(())
         survivors: dict[int, Inode] = {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import pathlib
+import random
 
 import pytest
 
@@ -170,6 +171,15 @@ def test_a_rename_replaces_a_file_takes_a_directory_with_what_it_has_and_keeps_w
         files.rename(f"{root}/old", f"{root}/e")
     with pytest.raises(NotADirectoryError):
         files.rename(f"{root}/f", f"{root}/old")
+
+
+def test_a_loss_of_power_leaves_a_renamed_file_with_one_of_its_names() -> None:
+    disk = SimDisk(("/data",))
+    files = SimFiles(disk)
+    write_durably(files, "/data", "old", b"content")
+    files.rename("/data/old", "/data/new")
+    found = {tuple(disk.lose_power(random.Random(seed)).names) for seed in range(20)}
+    assert found == {("/data", "/data/old"), ("/data", "/data/new")}
 
 
 def test_what_is_removed_is_gone_by_name_and_readable_where_it_is_open(
