@@ -230,7 +230,7 @@ DIRECTED: list[tuple[Plant, int, tuple[str, ...]]] = [
     (_forget_before_the_disk, 5, ("power with a slow disk",)),
     (_abort_in_memory_only, 1, ("kill groups",)),
     (_take_before_the_feed, 8, ("kill all", "kill worker", "late")),
-    (_feed_no_decisions, 6, ("kill all", "kill groups")),
+    (_feed_no_decisions, 22, ("kill all", "kill groups")),
     (_answer_inits_early, 1, ("slow disk", "kill worker")),
 ]
 """The same, with the faults under which it shows."""

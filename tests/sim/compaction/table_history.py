@@ -169,6 +169,16 @@ class TableHistory:
                 found |= {self.key_of(v) for v, its in written.values.items() if its == place}
         return found
 
+    def _unknown_tombstones(self, place: TopicPartition) -> dict[bytes, int]:
+        """When tombstones were sent of which no program knows the fate, by key. The log may have
+        had them, and they may have gone before a reader came.
+        """
+        return {
+            row.key: row.sent_ns
+            for stamp_ms, row in self.rows.items()
+            if row.place == place and row.value is None and stamp_ms not in self.offsets
+        }
+
     def check_pass(self, reader: Pass, ends: Mapping[TopicPartition, int], now_ns: int) -> None:
         """What a reader of committed records has seen up to where it is. `ends`: the partitions
         that it has read to the end, of which every record's fate is known by `latest`.
@@ -214,11 +224,13 @@ class TableHistory:
         clean = [seen.key for seen in found if seen.offset < cleaned_below]
         assert len(clean) == len(set(clean)), f"{place}: a key is there twice below {cleaned_below}"
         last = {seen.key: seen.offset for seen in found}
+        unknown = self._unknown_tombstones(place)
         for key, known in self.latest(place, 1 << 62).items():
             if last.get(key, -1) >= known.offset or known.offset < self.starts[place]:
                 continue
-            assert known.is_tombstone, f"{place}: the latest of {key!r} is lost: {known}"
+            sent_ns = known.sent_ns if known.is_tombstone else unknown.get(key)
+            assert sent_ns is not None, f"{place}: the latest of {key!r} is lost: {known}"
             assert key not in last, f"{place}: {key!r} has come back at {last[key]}: {known}"
-            assert now_ns - known.sent_ns >= self._retention_ns, (
+            assert now_ns - sent_ns >= self._retention_ns, (
                 f"{place}: the tombstone of {key!r} went early: {known} at {now_ns}"
             )
