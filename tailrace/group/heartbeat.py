@@ -55,13 +55,6 @@ def unpatched(module: str, name: str) -> Any:
     return getattr(sys.modules[module], name)
 
 
-class SecondaryConnection(Connection):
-    """A second connection of the same client. It does not log; the first one does."""
-
-    def _warn_unreachable(self, now_ns: int) -> None:
-        pass
-
-
 class HeartbeatManager:
     """A membership and its connection."""
 
@@ -77,7 +70,8 @@ class HeartbeatManager:
         self.membership = membership
         self.lock = unpatched("_thread", "allocate_lock")()
         self.now_ns = runtime.monotonic_ns
-        self.connection = SecondaryConnection(bootstrap, client_id, runtime, "consumer")
+        self.connection = Connection(bootstrap, client_id, runtime, "consumer")
+        self.connection.reachability.is_silent = True
         self.connection.on_push = self._pushed
         self._on_event = on_event
         self._opened_count = 0

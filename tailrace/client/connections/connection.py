@@ -335,7 +335,9 @@ class Connection:
 
     def _run_timers(self, now_ns: int) -> None:
         if not self.is_ready:
-            self.fatal = self.reachability.warn(now_ns)
+            error = self.reachability.warn(now_ns)
+            if error is not None:
+                self.fatal = error
         if self._socket is None:
             if now_ns >= self._reopen_at_ns:
                 self._reopen()

@@ -32,6 +32,8 @@ class Reachability:
         self._owner = owner
         self.gives_up = False
         """True if the connection's user waits for an appliance for a bounded time."""
+        self.is_silent = False
+        """True for a further connection of a client, whose first one warns."""
         self.away_since_ns = 0
         """Time since when polls find no appliance. 0: the last one found it."""
         self._unready_since_ns = now_ns
@@ -92,6 +94,8 @@ class Reachability:
         that ends the connection: without permission for the socket, only a client that was
         connected goes on.
         """
+        if self.is_silent:
+            return None
         if not self._waited_since_ns:
             self._waited_since_ns = now_ns
         elif not self._has_warned and now_ns - self._waited_since_ns >= WARN_AFTER_NS:

@@ -53,7 +53,8 @@ def send_hourly(
 def test_an_appliance_without_groups_shows_none_and_a_scrape_starts_nothing(
     appliance: EmbeddedAppliance,
 ) -> None:
-    assert not [name for name, _ in metrics(console_of(appliance)) if "group" in name]
+    named = {name for name, _ in metrics(console_of(appliance)) if "group" in name}
+    assert named == {"tailrace_groups_refused"}, "which says whether they could be served"
     assert "tr-groups-0" not in children(appliance)
 
 
