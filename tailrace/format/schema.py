@@ -13,6 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -170,7 +171,7 @@ def to_table(frame: Any) -> pa.Table:
         return pa.Table.from_batches([frame])
     kind = type(frame)
     if kind.__module__.startswith("pandas"):
-        return pa.Table.from_pandas(frame, preserve_index=False)
+        return _of_pandas(frame)
     if kind.__module__.startswith("polars") and hasattr(frame, "collect"):
         frame = frame.collect()  # a LazyFrame
     for method in ("to_arrow", "to_arrow_table"):  # polars; a duckdb relation
@@ -191,6 +192,20 @@ def to_table(frame: Any) -> pa.Table:
         f"{kind.__module__}.{kind.__qualname__} has no columns; pass a pyarrow table or batch, a "
         "pandas or polars frame, or a duckdb relation"
     )
+
+
+def _of_pandas(frame: Any) -> pa.Table:
+    """A pandas frame as a table. Levels of its index that have a name are columns, too."""
+    index = getattr(frame, "index", None)
+    if all(name is None for name in getattr(index, "names", ())):
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    table = pa.Table.from_pandas(frame, preserve_index=True)
+    return table.drop_columns([name for name in table.column_names if _is_unnamed(name)])
+
+
+def _is_unnamed(column: str) -> bool:
+    """True for a level of an index without a name of its own, as pyarrow calls it."""
+    return re.fullmatch(r"__index_level_\d+__", column) is not None
 
 
 def to_batches(frame: Any) -> Sequence[pa.RecordBatch]:
