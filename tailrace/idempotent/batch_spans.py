@@ -110,4 +110,5 @@ def _tail(part: TopicBatch, start: int) -> TopicBatch:
         part.timestamp_us,
         part.timestamp_type,
         has_one_time=part.has_one_time,
+        schema_id=part.schema_id,
     )

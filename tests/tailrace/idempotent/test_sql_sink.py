@@ -153,6 +153,7 @@ def test_columns_are_cut_where_what_was_applied_ends(databases: Databases) -> No
             pa.array(offsets, pa.int64()),
             0,
             0,
+            schema_id=7,
         )
 
     sink = SqlSink(databases.connect(), "billing")
@@ -163,7 +164,7 @@ def test_columns_are_cut_where_what_was_applied_ends(databases: Databases) -> No
             {"n": [4, 5]},
             [4, 5],
         )
-        assert (tx.records.base_offset, tx.skipped) == (4, 2)
+        assert (tx.records.base_offset, tx.skipped, tx.records.schema_id) == (4, 2, 7)
     with sink.transaction([batch([4, 5]), batch([6, 7])]) as several:
         assert [part.offsets.to_pylist() for part in several.records] == [[6, 7]]
     with sink.transaction(batch([6, 7])) as tx:
