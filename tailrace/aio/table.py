@@ -8,7 +8,6 @@ Invariants: a table that is garbage before it was closed gives a ResourceWarning
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ from typing import Any, Unpack
 from tailrace.consumer.table.changes import TableChange
 from tailrace.consumer.table.settings import TableOptions
 from tailrace.consumer.table.table import Offsets, Table, built
-from tailrace.core.errors import ClientClosedError, InvalidSettingError
+from tailrace.core.errors import ClientClosedError
 from tailrace.core.records import Record
 from tailrace.core.topic_partition import TopicPartition
 
@@ -41,12 +40,6 @@ class AsyncTable:
     ) -> None:
         """Raises InvalidSettingError. Nothing is read before `start`."""
         self.topic, self.settings = topic, built(bootstrap, settings)
-        if inspect.iscoroutinefunction(self.settings.on_change):
-            raise InvalidSettingError(
-                f"on_change is the coroutine function {self.settings.on_change!r:.100}, which the "
-                "table would call and not await; give a plain function, such as the put_nowait of "
-                "an asyncio.Queue"
-            )
         self._bootstrap, self._given = bootstrap, settings
         self._table: Table | None = None
         self._is_closed = False

@@ -154,7 +154,10 @@ class GroupApi:
         from tailrace.group.subscription import subscription_of
 
         subscription = subscription_of(topics, pattern)
-        callbacks = callbacks_of(listener, self._public(), on_assign, on_revoke, on_lost)
+        public = self._public()
+        callbacks = callbacks_of(
+            listener, public, on_assign, on_revoke, on_lost, is_awaited=public is not self
+        )
         if self._group is not None:
             yield from self._group.subscribe(subscription, callbacks)
         elif subscription.patterns or callbacks.revoked or callbacks.assigned or callbacks.lost:

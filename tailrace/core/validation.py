@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -155,11 +156,23 @@ def _is_number(given: object) -> bool:
     )
 
 
-def callable_of(label: str, given: Any) -> Callable[..., Any]:
-    """Return a callable. Raises InvalidRequestError."""
+def callable_of(label: str, given: Any, *, is_awaited: bool = False) -> Callable[..., Any]:
+    """Return a callable. It is no coroutine function, unless what it returns `is_awaited`. Raises
+    InvalidRequestError.
+    """
     if not callable(given):
         raise InvalidRequestError(f"{label} is {given!r:.100}; give a function")
+    if not is_awaited and inspect.iscoroutinefunction(given):
+        raise InvalidRequestError(not_awaited(label, given))
     return given  # type: ignore[no-any-return]
+
+
+def not_awaited(label: str, given: object) -> str:
+    """The sentence about a coroutine function in the place of a function."""
+    return (
+        f"{label} is the coroutine function {given!r:.100}, which would be called and not awaited; "
+        "give a plain function, such as the put_nowait of an asyncio.Queue"
+    )
 
 
 def optional_text_bytes(label: str, given: Any) -> bytes | None:

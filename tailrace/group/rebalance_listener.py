@@ -67,15 +67,23 @@ class RebalanceCallbacks:
 
 
 def callbacks_of(
-    listener: Any, consumer: Any, on_assign: Any, on_revoke: Any, on_lost: Any
+    listener: Any,
+    consumer: Any,
+    on_assign: Any,
+    on_revoke: Any,
+    on_lost: Any,
+    *,
+    is_awaited: bool = False,
 ) -> RebalanceCallbacks:
     """The callbacks from the arguments of `subscribe`: a listener (also kafka-python's), or
-    functions that take the consumer first, as in confluent-kafka. Raises InvalidRequestError.
+    functions that take the consumer first, as in confluent-kafka. They may be coroutine functions
+    if what they return `is_awaited`. Raises InvalidRequestError.
     """
     if listener is None:
         given = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
         called = {
-            name: None if one is None else callable_of(name, one) for name, one in given.items()
+            name: None if one is None else callable_of(name, one, is_awaited=is_awaited)
+            for name, one in given.items()
         }
         return RebalanceCallbacks(
             *(
@@ -95,7 +103,11 @@ def callbacks_of(
             "class"
         )
     names = ("on_partitions_revoked", "on_partitions_assigned", "on_partitions_lost")
-    return RebalanceCallbacks(*(getattr(listener, name, None) for name in names))
+    methods = [getattr(listener, name, None) for name in names]
+    for name, method in zip(names, methods, strict=True):
+        if method is not None:
+            callable_of(f"the listener's {name}", method, is_awaited=is_awaited)
+    return RebalanceCallbacks(*methods)
 
 
 def _with_consumer(call: Callable[..., Any] | None, consumer: Any) -> RebalanceCallback | None:

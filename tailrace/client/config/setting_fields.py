@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import inspect
 import os
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +21,7 @@ from tailrace.client.config.kafka_names import setting_hint
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidSettingError
 from tailrace.core.units import examples, whole_number
+from tailrace.core.validation import not_awaited
 
 Kind = TypeVar("Kind")
 Client = TypeVar("Client")
@@ -81,12 +83,15 @@ def check_name(
 
 
 def check_callables(settings: Any, *names: str) -> None:
-    """Check that these settings are functions or None. Raises InvalidSettingError."""
+    """Check that these settings are functions, and no coroutine functions, or None. Raises
+    InvalidSettingError.
+    """
     for name in names:
-        if getattr(settings, name) is not None and not callable(getattr(settings, name)):
-            raise InvalidSettingError(
-                f"{name} is of type {type(getattr(settings, name)).__name__}; give a function"
-            )
+        given = getattr(settings, name)
+        if given is not None and not callable(given):
+            raise InvalidSettingError(f"{name} is of type {type(given).__name__}; give a function")
+        if given is not None and inspect.iscoroutinefunction(given):
+            raise InvalidSettingError(not_awaited(name, given))
 
 
 def check_kinds(settings: Any) -> None:

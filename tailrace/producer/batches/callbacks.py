@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 
@@ -42,8 +43,12 @@ class Callbacks:
                     calls, self.due = iter(self.due), []
                 # A signal handler cannot interrupt between taking a callback and calling it.
                 for callback, metadata, error in calls:
+                    called: Callable[..., object] = callback
                     try:
-                        callback(metadata, error)
+                        returned = called(metadata, error)
+                        if returned is not None and inspect.iscoroutine(returned):
+                            returned.close()
+                            logger.error("on_delivery returned a coroutine, which is not awaited")
                     except Exception:
                         logger.exception(
                             "on_delivery raised; its record %s",

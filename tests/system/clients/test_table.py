@@ -461,8 +461,9 @@ def test_a_callback_that_fails_in_an_event_loop_is_counted_and_a_coroutine_is_re
             while len(seen) < 3:
                 await asyncio.sleep(0)
             assert table.metrics()["callback_errors"] == 1
-        with pytest.raises(InvalidSettingError, match="on_change is the coroutine function"):
-            AsyncTable(topic, bootstrap=appliance.address, on_change=too_late)
+        for kind in (AsyncTable, Table):
+            with pytest.raises(InvalidSettingError, match="on_change is the coroutine function"):
+                kind(topic, bootstrap=appliance.address, on_change=too_late)
 
     asyncio.run(main())
     assert seen == [b"0", b"1", b"2"]

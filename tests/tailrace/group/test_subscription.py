@@ -143,3 +143,22 @@ def test_names_of_topics_that_an_answer_had_no_room_for_are_looked_up_until_all_
     }
     assert len(asked) == 2, "no further than needed"
     assert run_at_once(named_topics(lifted(call), names, {"id-gone", "id-t3"})) == {}
+
+
+class Waiting:
+    """A listener for an event loop."""
+
+    async def on_partitions_revoked(self, revoked: list[TopicPartition]) -> None:
+        raise AssertionError(revoked)
+
+
+async def waiting(*given: object) -> None:
+    raise AssertionError(given)
+
+
+@pytest.mark.parametrize("given", [(Waiting(), None), (None, waiting)])
+def test_coroutine_functions_are_refused_where_nothing_awaits_them(given: tuple[Any, Any]) -> None:
+    """A consumer of threads called them and did not await what they returned: nothing happened."""
+    with pytest.raises(InvalidRequestError, match="is the coroutine function"):
+        callbacks_of(given[0], None, given[1], None, None)
+    assert callbacks_of(given[0], None, given[1], None, None, is_awaited=True)
