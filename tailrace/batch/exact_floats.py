@@ -59,7 +59,7 @@ def apart(rows: pa.RecordBatch, count: int) -> tuple[pa.RecordBatch, Exact | Non
         return rows, None
     names = rows.schema.names[count:]
     found = {
-        int(name.removeprefix(PREFIX)): rows.column(count + number)
+        int(name.removeprefix(PREFIX)): _copied(rows.column(count + number))
         for number, name in enumerate(names)
     }
     return rows.select(range(count)), found
@@ -88,6 +88,11 @@ def picked(exact: Exact, rows: Sequence[int]) -> Exact:
 def sliced(exact: Exact, start: int, count: int) -> Exact:
     """The exact values of consecutive rows."""
     return {place: given.slice(start, count) for place, given in exact.items()}
+
+
+def _copied(given: Any) -> Any:
+    """A copy of an array, which may be the program's memory."""
+    return pa.concat_arrays([given, given.slice(0, 0)])
 
 
 def _is_rounded(given: Any, stored: Any) -> bool:

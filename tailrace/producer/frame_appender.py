@@ -1,7 +1,9 @@
 """Appends the rows of a frame as batches of their own: `send_arrow`.
 
 Owner: one Producer. `append` is run without its lock.
-Invariants: rows keep their order within each partition.
+Invariants:
+- Rows keep their order within each partition.
+- What is accepted is encoded. The program may change the memory of its frame afterwards.
 """
 
 from __future__ import annotations
@@ -196,6 +198,7 @@ class FrameAppender:
         if queue.is_gone:
             queue = self._metadata.queue_now(route, piece.partition)
         batch = sender_thread.accumulator.add_frame(queue, piece, route.info)
+        sender_thread.sender.encode_now(queue, batch)
         if queue.info.slot_map_version != routed_by and not route.info.delay_of:
             sender_thread.sender.slot_map_change.reroute_newest(queue, batch)
         sender_thread.polling.on_batch_full(queue)

@@ -20,7 +20,6 @@ from tailrace.client.connections.steps import Steps
 from tailrace.client.records.partitioners import DefaultPartitioner, ModuloPartitioner, Partitioner
 from tailrace.client.records.serdes import serialized
 from tailrace.core.errors import (
-    InvalidRecordError,
     PartitionOutOfRangeError,
     RecordTooLargeError,
     SchemaMismatchError,
@@ -42,10 +41,12 @@ from tailrace.producer.futures import RecordFuture
 from tailrace.producer.record_validation import (
     Delay,
     bytes_of,
+    check_callback,
     checked_headers,
     checked_row,
     lacks_key,
     no_key_error,
+    refuse_headers,
     timed_row,
     timestamp_us_of,
 )
@@ -198,6 +199,8 @@ class RecordAppender:
             ) and waited is None:
                 return Outgoing(record, header_bytes)  # it may have been enabled since
             route, due_us = main.delayed(delay)
+        if headers and main.info.typed:
+            refuse_headers(main.info, on_delivery)
         stamp_us = None if timestamp is None else timestamp_us_of(timestamp)
         if stamp_us is not None and main.info.typed:
             value = timed_row(main.info, value, stamp_us)
@@ -213,10 +216,8 @@ class RecordAppender:
             if waited is not None:
                 raise
             return Outgoing(record, header_bytes)  # the schema may have been altered since
-        if on_delivery is not None and not callable(on_delivery):
-            raise InvalidRecordError(
-                f"on_delivery is {on_delivery!r:.100}; it must be a function of (metadata, error)"
-            )
+        if on_delivery is not None:
+            check_callback(on_delivery)
         if waited is not None and waited.chooser is main:
             chosen = waited.chosen
         else:

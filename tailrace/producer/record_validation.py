@@ -5,11 +5,15 @@ Invariants:
 - An accepted record can be encoded. The exception is a row whose values do not fit their columns,
   which only the encoder finds.
 - A refused record affects no other.
+- An accepted record is the producer's own: no change that the program makes afterwards reaches it.
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+import inspect
+from copy import deepcopy
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from tailrace.client.topics.topic_metadata import TopicInfo
@@ -17,9 +21,14 @@ from tailrace.core.errors import InvalidRecordError, SchemaMismatchError
 from tailrace.core.records import Headers, to_timestamp_us
 from tailrace.core.schedule.delays import due_time_us
 from tailrace.core.schedule.recurrence import Recurrence, RecurrenceError
-from tailrace.core.validation import before_1970_error
+from tailrace.core.validation import before_1970_error, not_awaited
 
 HEADER_OVERHEAD_BYTES = 16
+_UNCHANGING = frozenset(
+    {type(None), bool, int, float, str, bytes, datetime, date, time, timedelta, Decimal}
+)
+"""Types of cells that cannot be changed."""
+_UNCHANGING_KINDS = tuple(_UNCHANGING)
 
 
 class Delay(NamedTuple):
@@ -107,8 +116,8 @@ def bytes_of(part: str, value: object) -> bytes:
 
 
 def checked_row(value: object, info: TopicInfo) -> tuple[dict[str, Any], int]:
-    """A typed topic's row with the columns of its newest schema, and its approximate bytes in a
-    batch. A row of an earlier version is converted.
+    """A copy of a typed topic's row, with the columns of its newest schema, and its approximate
+    bytes in a batch. A row of an earlier version is converted.
 
     Raises InvalidRecordError, and SchemaMismatchError for an unknown column.
     """
@@ -127,9 +136,39 @@ def checked_row(value: object, info: TopicInfo) -> tuple[dict[str, Any], int]:
             f"the row has {unknown[:200]}, which topic {info.delay_of or info.name!r} has not; "
             f"its columns are {', '.join(sorted(info.columns))[:300]}"
         )
-    return value, 16 * len(value) + sum(
-        len(v) if isinstance(v, (bytes, str, list, tuple)) else 8 for v in value.values()
-    )
+    row, size = dict(value), 16 * len(value)
+    for name, cell in row.items():
+        kind = type(cell)
+        if kind is str or kind is bytes:
+            size += len(cell)
+        elif kind in _UNCHANGING:
+            size += 8
+        else:
+            row[name] = cell = own_cell(cell)
+            size += len(cell) if isinstance(cell, (bytes, str, list, tuple)) else 8
+    return row, size
+
+
+def own_cell(cell: Any) -> Any:
+    """A cell of a row that no change of the program's reaches: the same one, or a copy."""
+    if isinstance(cell, _UNCHANGING_KINDS):  # of a class derived from one of them
+        return cell
+    if isinstance(cell, list):
+        plain = _UNCHANGING.issuperset(map(type, cell))
+        return list(cell) if plain else [own_cell(each) for each in cell]
+    if isinstance(cell, tuple):
+        plain = _UNCHANGING.issuperset(map(type, cell))
+        return cell if plain else tuple(own_cell(each) for each in cell)
+    if isinstance(cell, dict):
+        return {name: own_cell(each) for name, each in cell.items()}
+    if isinstance(cell, bytearray):
+        return bytes(cell)
+    if isinstance(cell, memoryview):
+        return bytes(cell) if cell.format in ("B", "b", "c") else cell.tolist()
+    try:
+        return deepcopy(cell)
+    except Exception:  # an object that cannot be copied; the encoder reads it, or refuses it
+        return cell
 
 
 def checked_headers(headers: object) -> tuple[Headers, int]:
@@ -156,6 +195,27 @@ def checked_headers(headers: object) -> tuple[Headers, int]:
             f"headers is of type {type(headers).__name__}; it must be a list of (str, bytes) pairs"
         ) from None
     return checked, size  # type: ignore[return-value]
+
+
+def check_callback(on_delivery: object) -> None:
+    """Raise InvalidRecordError unless it is a function that can be called back."""
+    if not callable(on_delivery):
+        raise InvalidRecordError(
+            f"on_delivery is {on_delivery!r:.100}; it must be a function of (metadata, error)"
+        )
+    if inspect.iscoroutinefunction(on_delivery):
+        raise InvalidRecordError(not_awaited("on_delivery", on_delivery))
+
+
+def refuse_headers(info: TopicInfo, on_delivery: object) -> None:
+    """Raise InvalidRecordError: rows of a typed topic have no headers, and would lose them. A trace
+    context alone is left out.
+    """
+    if getattr(on_delivery, "has_headers", True):
+        raise InvalidRecordError(
+            f"topic {info.delay_of or info.name!r} has a schema, and its rows have no headers: put "
+            "what they say into columns of the row"
+        )
 
 
 def timestamp_us_of(value: datetime | int) -> int:

@@ -8,10 +8,11 @@ import datetime as dt
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from tailrace import Admin, Consumer, NewTopic, TopicPartition, embedded
+from tailrace import Admin, Consumer, NewTopic, TopicPartition, embedded, scan
 from tailrace.core.errors import (
     BufferExhaustedError,
     ClientClosedError,
@@ -29,6 +30,10 @@ from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.conformance.worlds import ENOUGH_S, WORLDS, World
 
 NOWHERE = "tcp://127.0.0.1:1"
+
+
+async def _awaited(*_: object) -> None:
+    """A callback that nothing would await."""
 
 
 @pytest.fixture
@@ -137,6 +142,7 @@ def test_each_fault_of_a_record_is_said_and_costs_nothing_else(
         (InvalidRecordError, {"headers": [("a", "b")]}),
         (InvalidRecordError, {"timestamp": "now"}),
         (InvalidRecordError, {"on_delivery": 7}),
+        (InvalidRecordError, {"on_delivery": _awaited}),
         (PartitionOutOfRangeError, {"partition": 3}),
         (RecordTooLargeError, {"value": bytes(2 << 20)}),
         (DelayNotEnabledError, {"deliver_after": dt.timedelta(seconds=1)}),
@@ -438,3 +444,112 @@ def test_the_time_of_a_row_is_its_column_in_the_log_as_well(
         found = consumer.offsets_for_times({key: dt.datetime(2095, 1, 1)})[key]
         assert found is not None
         assert (found.offset, found.timestamp) == (0, milliseconds[0])
+
+
+@WORLDS
+def test_a_row_is_stored_as_it_was_when_it_was_sent(
+    world: World, appliance: EmbeddedAppliance, topic: str
+) -> None:
+    """A program that fills one dict for all its rows had the last one's values in each row of a
+    batch.
+    """
+    schema = pa.schema(
+        [
+            ("number", pa.int64()),
+            ("name", pa.binary()),
+            ("marks", pa.list_(pa.int64())),
+            ("place", pa.struct([("tags", pa.list_(pa.string()))])),
+            ("curve", pa.list_(pa.float64())),
+        ]
+    )
+    with Admin(appliance.address) as admin:
+        admin.create_topics(NewTopic(topic, schema=schema))
+
+    async def body() -> None:
+        row: dict[str, Any] = {
+            "number": 0,
+            "name": bytearray(b"0"),
+            "marks": [0],
+            "place": {"tags": ["0"]},
+            "curve": np.zeros(1),
+        }
+        async with world.producer(appliance.address, linger_ms=100) as producer:
+            for number in range(10):
+                row["number"] = row["marks"][0] = row["curve"][0] = number
+                row["name"][:] = b"%d" % number
+                row["place"]["tags"][0] = str(number)
+                await producer.send(topic, row)
+            row.clear()
+
+    world.run(body())
+    assert [record.value for record in stored(appliance, topic, 10)] == [
+        {
+            "number": number,
+            "name": b"%d" % number,
+            "marks": [number],
+            "place": {"tags": [str(number)]},
+            "curve": [float(number)],
+        }
+        for number in range(10)
+    ]
+
+
+@WORLDS
+@pytest.mark.parametrize("compression", ["none", "lz4"])
+def test_a_frame_is_stored_as_it_was_when_it_was_sent(
+    world: World, compression: str, appliance: EmbeddedAppliance, topic: str
+) -> None:
+    """Arrow and pandas share the memory of numpy's arrays. A program that used its arrays again had
+    later values in batches that waited.
+    """
+    schema = pa.schema([("number", pa.int64()), ("price", pa.float64())])
+    with Admin(appliance.address) as admin:
+        admin.create_topics(NewTopic(topic, schema=schema))
+
+    async def body() -> None:
+        numbers, prices = np.zeros(100, np.int64), np.zeros(100)
+        frame = pa.table({"number": numbers, "price": prices})
+        async with world.producer(appliance.address, compression_type=compression) as producer:
+            for count in range(300):
+                numbers[:], prices[:] = count, count / 2
+                await producer.send_arrow(topic, frame)
+            numbers[:], prices[:] = -1, -1
+
+    world.run(body())
+    found = scan(topic, appliance.address).read_all()
+    assert found["number"].to_pylist() == [count for count in range(300) for _ in range(100)]
+    assert found["price"].to_pylist() == [count / 2 for count in range(300) for _ in range(100)]
+
+
+@WORLDS
+def test_headers_of_a_row_are_refused(
+    world: World, appliance: EmbeddedAppliance, topic: str
+) -> None:
+    """They were left out without a word."""
+    with Admin(appliance.address) as admin:
+        admin.create_topics(NewTopic(topic, schema=pa.schema([("number", pa.int64())])))
+
+    async def body() -> None:
+        async with world.producer(appliance.address) as producer:
+            for _ in range(2):  # before the topic is known, and after
+                with pytest.raises(InvalidRecordError, match="its rows have no headers"):
+                    await producer.send(topic, {"number": 1}, headers=[("h", b"1")])
+            await producer.send(topic, {"number": 2}, headers=[])
+
+    world.run(body())
+    assert [record.value for record in stored(appliance, topic, 1)] == [{"number": 2}]
+
+
+@WORLDS
+def test_a_coroutine_function_that_comes_to_a_known_topic_is_named_in_the_log(
+    world: World, appliance: EmbeddedAppliance, made: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The fast path takes any callback. An error of a send to a known topic would come too late."""
+
+    async def body() -> None:
+        async with world.producer(appliance.address) as producer:
+            await producer.send(made, b"x", partition=0)
+            await (await producer.send(made, b"x", partition=0, on_delivery=lambda *_: _awaited()))
+
+    world.run(body())
+    assert "on_delivery returned a coroutine" in caplog.text

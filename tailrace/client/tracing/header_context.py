@@ -57,6 +57,12 @@ def with_context(headers: list[Any], context: Context) -> list[Any]:
     return [*added, *(pair for pair in headers if _name(pair) not in replaced)]
 
 
+def without_context(headers: Iterable[Any]) -> list[Any]:
+    """The headers that are no trace context."""
+    fields = propagate.get_global_textmap().fields
+    return [pair for pair in headers if _name(pair) not in fields]
+
+
 def _name(pair: Any) -> Any:
     """The name of a header; None for what is none, which the producer refuses."""
     return pair[0] if isinstance(pair, (tuple, list)) and len(pair) == 2 else None

@@ -10,13 +10,14 @@ Invariants:
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from opentelemetry.trace import Span, SpanKind
 
 from tailrace.client.connections.steps import Steps
-from tailrace.client.tracing.header_context import with_context
+from tailrace.client.tracing.header_context import with_context, without_context
 from tailrace.client.tracing.spans import Spans, fail, with_span
 
 T = TypeVar("T")
@@ -26,17 +27,18 @@ SEND = "send"
 class _SpanEnd:
     """The `on_delivery` of a record with a span. It ends the span, then calls the user's."""
 
-    __slots__ = ("_on_delivery", "_span", "context")
+    __slots__ = ("_on_delivery", "_span", "context", "has_headers")
 
-    def __init__(self, span: Span, on_delivery: Any) -> None:
+    def __init__(self, span: Span, on_delivery: Any, *, has_headers: bool) -> None:
+        """`has_headers`: the record has other headers than a trace context."""
         self.context = span.get_span_context()
+        self.has_headers = has_headers
         self._span: Span | None = span
         self._on_delivery = on_delivery
 
-    def __call__(self, metadata: Any, error: Any) -> None:
+    def __call__(self, metadata: Any, error: Any) -> Any:
         self.end(metadata, error)
-        if self._on_delivery is not None:
-            self._on_delivery(metadata, error)
+        return None if self._on_delivery is None else self._on_delivery(metadata, error)
 
     def end(self, metadata: Any, error: BaseException | None) -> None:
         """End the span with the outcome. A second call does nothing."""
@@ -86,8 +88,9 @@ class SendSpans:
             try:
                 if headers is None or pairs is headers:
                     headers = with_context(list(pairs), with_span(span))
-                if on_delivery is None or callable(on_delivery):
-                    on_delivery = _SpanEnd(span, on_delivery)
+                if on_delivery is None or _is_plain(on_delivery):
+                    has_headers = bool(pairs) and bool(without_context(pairs))
+                    on_delivery = _SpanEnd(span, on_delivery, has_headers=has_headers)
                 begun = begin(
                     topic, value, key, headers, partition, timestamp, on_delivery, deliver_at,
                     deliver_after, repeat,
@@ -130,6 +133,11 @@ class SendSpans:
             raise
         future.add_done_callback(lambda done: _end_frame(span, done))
         return future  # type: ignore[no-any-return]
+
+
+def _is_plain(on_delivery: Any) -> bool:
+    """False for what the producer refuses."""
+    return callable(on_delivery) and not inspect.iscoroutinefunction(on_delivery)
 
 
 def _note_trace(begun: Any, on_delivery: Any) -> None:

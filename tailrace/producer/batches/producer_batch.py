@@ -323,6 +323,8 @@ class ProducerBatch(OpenBatch):
                     self.data = arrow_codec.encode_as(frame, header, seed, compression)
         self.rows.clear()
         self.repeats = None
+        if self.sent_as is None:
+            self.frame = None  # it may be the program's memory, which may change
         return self.data
 
     def _seed(self) -> int:

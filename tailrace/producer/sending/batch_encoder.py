@@ -30,8 +30,12 @@ class BatchEncoder:
         """Encode the newest ready batch if it is among the next `window` ones. It can then be sent
         as soon as a response comes.
         """
-        batch = queue.ready[-1]
-        if len(queue.ready) <= window and batch.data is None:
+        if len(queue.ready) <= window:
+            self.encode_now(queue, queue.ready[-1])
+
+    def encode_now(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+        """Encode a batch that need not be sent yet, if it is not encoded."""
+        if batch.data is None:
             try:
                 batch.encode(self._compression(queue))
             except Exception as error:  # `encode` meets it again and fails the batch

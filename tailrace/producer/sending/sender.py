@@ -25,7 +25,7 @@ from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.format.record_batch.batch_header import REMEMBERED_BATCHES, REMEMBERED_BATCHES_ONCE
 from tailrace.producer.batches.accumulator import RecordAccumulator
 from tailrace.producer.batches.partition_queue import PartitionQueue
-from tailrace.producer.batches.producer_batch import IN_FLIGHT
+from tailrace.producer.batches.producer_batch import IN_FLIGHT, ProducerBatch
 from tailrace.producer.sending.batch_encoder import REQUEST_MIN_BYTES, BatchEncoder
 from tailrace.producer.sending.batch_outcomes import BatchOutcomes
 from tailrace.producer.sending.in_flight_requests import Entry, InFlightRequest, InFlightRequests
@@ -366,6 +366,10 @@ class Sender:
     def encode_ahead(self, queue: PartitionQueue) -> None:
         """Encode the newest ready batch if it may be sent after the next responses."""
         self._encoder.encode_ahead(queue, self._window)
+
+    def encode_now(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+        """Encode a batch that need not be sent yet: its rows are the program's memory."""
+        self._encoder.encode_now(queue, batch)
 
     def _note_sent(self, request: InFlightRequest, now_ns: int) -> None:
         self._connection.session.sent_bytes += request.byte_count

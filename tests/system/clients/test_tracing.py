@@ -31,6 +31,7 @@ from tailrace import (
     UnknownTopicError,
 )
 from tailrace.aio import AsyncConsumer, AsyncProducer, AsyncShareConsumer
+from tailrace.core.errors import InvalidRecordError
 from tailrace.core.topic_names import dead_letter_name
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.members.queues import make, read
@@ -185,8 +186,11 @@ def test_a_delayed_record_and_a_frame_are_traced(
         later = producer.send(topic, b"later", deliver_after=timedelta(milliseconds=1))
         delay_id = later.result(60).delay_id
         producer.send_arrow(typed, pa.table({"number": [1, 2]})).result(60)
-        producer.send(typed, {"number": 3}).result(60)  # a row has no headers
-    delayed, frame, row = recorded.spans("send")
+        context = [("traceparent", b"00-" + b"1" * 32 + b"-" + b"2" * 16 + b"-01")]
+        producer.send(typed, {"number": 3}, headers=context).result(60)  # a row has no headers
+        with pytest.raises(InvalidRecordError, match="no headers"):
+            producer.send(typed, {"number": 4}, headers=[*context, ("own", b"1")])
+    delayed, frame, row, refused = recorded.spans("send")
     assert delayed.attributes is not None
     assert delayed.attributes["messaging.tailrace.delay_id"] == delay_id
     (record,) = read(appliance, topic, 1)
@@ -194,6 +198,7 @@ def test_a_delayed_record_and_a_frame_are_traced(
     assert frame.attributes is not None
     assert frame.attributes["messaging.batch.message_count"] == 2
     assert row.status.status_code is StatusCode.UNSET
+    assert refused.status.status_code is StatusCode.ERROR
     assert [record.value["number"] for record in read(appliance, typed, 3)] == [1, 2, 3]
 
 
