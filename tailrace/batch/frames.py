@@ -273,12 +273,20 @@ def _rows_of(
 def _by_key(
     column: pa.ChunkedArray, number_of: Callable[[bytes | None], int]
 ) -> np.ndarray[Any, Any]:
-    """A number for each row by its key, computed once per distinct key (text or bytes)."""
+    """A number for each row by its key, computed once per distinct key (text or bytes). Raises
+    SchemaMismatchError for nested types.
+    """
     encoded = column.combine_chunks()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = pa.concat_arrays(encoded.chunks)
     if not pa.types.is_dictionary(encoded.type):
-        encoded = pc.dictionary_encode(encoded)
+        try:
+            encoded = pc.dictionary_encode(encoded)
+        except pa.ArrowNotImplementedError:
+            raise SchemaMismatchError(
+                f"key_column is of type {column.type}, which cannot be a key; choose a column of "
+                "text, bytes, numbers or times"
+            ) from None
     chosen = [number_of(_key_bytes(key)) for key in encoded.dictionary.to_pylist()]
     chosen.append(number_of(None))
     indices = pc.fill_null(encoded.indices.cast(pa.int64()), len(chosen) - 1).to_numpy(

@@ -163,14 +163,26 @@ def schema_of(source: Any) -> pa.Schema:
 def to_table(frame: Any) -> pa.Table:
     """Convert a frame with columns to an Arrow table, with as few copies as its library allows.
 
-    Raises SchemaMismatchError for other objects.
+    Raises SchemaMismatchError for other objects, and for what Arrow cannot store.
     """
     if isinstance(frame, pa.Table):
         return frame
     if isinstance(frame, pa.RecordBatch):
         return pa.Table.from_batches([frame])
+    try:
+        return _converted(frame)
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        kind = type(frame)
+        raise SchemaMismatchError(
+            f"the {kind.__module__}.{kind.__qualname__} cannot be converted to an Arrow table: "
+            f"{error!s:.300}; give each column one type, and a name of its own"
+        ) from error
+
+
+def _converted(frame: Any) -> pa.Table:
+    """See `to_table`. Raises the errors of the frame's library, too."""
     kind = type(frame)
-    if kind.__module__.startswith("pandas"):
+    if kind.__module__.startswith("pandas") and hasattr(frame, "columns"):
         return _of_pandas(frame)
     if kind.__module__.startswith("polars") and hasattr(frame, "collect"):
         frame = frame.collect()  # a LazyFrame
@@ -186,7 +198,7 @@ def to_table(frame: Any) -> pa.Table:
         frame, "to_frame"
     ):  # a Series is one column, not a frame of it
         return pa.table(frame)
-    if hasattr(frame, "__arrow_c_array__"):
+    if hasattr(frame, "__arrow_c_array__") and not isinstance(frame, pa.Array):
         return pa.Table.from_batches([pa.record_batch(frame)])
     raise SchemaMismatchError(
         f"{kind.__module__}.{kind.__qualname__} has no columns; pass a pyarrow table or batch, a "
@@ -242,6 +254,7 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
         if column.type != field.type:
             try:
                 column = _cast(column, field.type)
+                column.validate()
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
                 raise SchemaMismatchError(
                     f"column {field.name!r} is {column.type}, the topic has {field.type}: {error}"
@@ -260,4 +273,7 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     ):
         # A timestamp without a zone counts as UTC, as in pandas and Spark.
         column = column.cast(pa.timestamp(column.type.unit, "UTC"))
+    if pa.types.is_list_view(column.type) or pa.types.is_large_list_view(column.type):
+        # Arrow's own cast writes one offset too few, and of a slice negative ones.
+        return pa.chunked_array([pa.array(column.to_pylist(), kind)])
     return column.cast(kind)

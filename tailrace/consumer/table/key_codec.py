@@ -36,7 +36,7 @@ class KeyCodec:
         if self._serializer is not None:
             key = serialized("key", self._serializer, key)
         if isinstance(key, str) and self.is_variable:
-            return key.encode()
+            return _utf8(key)
         if isinstance(key, bytes | bytearray | memoryview) and self.is_variable:
             return bytes(key)
         if self.is_variable:
@@ -66,3 +66,13 @@ class KeyCodec:
     def shown(self, key: Any) -> Any:
         """A key of the column as the user sees it."""
         return key if self._deserializer is None else self._deserializer(key)
+
+
+def _utf8(key: str) -> bytes:
+    """Text as bytes. Raises InvalidRequestError."""
+    try:
+        return key.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequestError(
+            f"the key {key!r:.100} cannot be encoded as UTF-8; give bytes, or other text"
+        ) from None

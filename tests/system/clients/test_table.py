@@ -376,6 +376,11 @@ def test_keys_and_values_have_the_programs_types(
         pytest.raises(InvalidRequestError, match="key_serializer"),
     ):
         table.get(7)
+    with (
+        Table(topic, bootstrap=appliance.address) as table,
+        pytest.raises(InvalidRequestError, match="UTF-8"),
+    ):
+        table.get("\ud800")
 
 
 def test_misuse_is_refused_with_a_sentence(appliance: EmbeddedAppliance, topic: str) -> None:
