@@ -72,8 +72,9 @@ class CondemnedPeers:
             peer = connections.by_identity.get(identity) or connections.by_fd.get(fd)
             if peer is None or peer.fd != fd or not connections.is_open(peer):
                 continue
-            if peer.identity not in (None, identity) or not is_connected(identity):
+            if not is_connected(identity):
                 continue
-            if peer.identity is None:
+            if peer.identity != identity:
+                # a late message of an ended connection had taken its place
                 connections.identify(identity, fd)
             self._condemn_sender(peer, reason)

@@ -45,12 +45,33 @@ def test_a_sender_that_was_taken_for_an_ended_connection_is_closed_when_that_is_
     peers.disconnected(5, 3, 1)
     peers.accepted(5, True, 4)
     assert peers.identify(b"innocent", 5) is not None
-    taken_for = peers.identify(b"guilty", 5)
+    taken_for = peers.identify(b"gone", 5)
     assert taken_for is not None
     assert not peers.is_open(taken_for)
-    peers.condemned.condemn(b"guilty", "nonsense")
-    assert b"guilty" in peers.drain_ended(2 * SWEEP_INTERVAL_NS, 2)
+    peers.condemned.condemn(b"gone", "nonsense")
+    assert b"gone" in peers.drain_ended(2 * SWEEP_INTERVAL_NS, 2)
     for turn in range(3, 7):
         peers.sweep(turn * SWEEP_INTERVAL_NS)
     assert sockets.closed == [], "the open connection is another's"
+    assert peers.is_settled
+
+
+def test_a_sender_whose_place_a_late_message_of_an_ended_connection_took_is_closed(
+    peers: FrontPeers, sockets: FakeSockets
+) -> None:
+    peers.accepted(5, True, 0)
+    peers.disconnected(5, 1, 1)
+    peers.accepted(5, True, 2)
+    late = peers.identify(b"late", 5)
+    assert late is not None
+    assert peers.is_open(late), "its message is read behind the start of its successor"
+    taken_for = peers.identify(b"connected", 5)
+    assert taken_for is not None
+    assert not peers.is_open(taken_for)
+    peers.condemned.condemn(b"connected", "nonsense")
+    peers.drain_ended(2 * SWEEP_INTERVAL_NS, 2)
+    for turn in range(3, 6):
+        assert sockets.closed == []
+        peers.sweep(turn * SWEEP_INTERVAL_NS)
+    assert sockets.closed == [5]
     assert peers.is_settled
