@@ -110,9 +110,14 @@ def checked_settings(
     Raises: SettingsError with all that is wrong.
     """
     problems: list[Problem] = []
-    given = gather_settings(config_path, environment, flags, problems)
-    settings = settings_of(given, problems)
-    problems += related_problems(settings, given, topology, {p.setting for p in problems})
+    try:
+        given = gather_settings(config_path, environment, flags, problems)
+        settings = settings_of(given, problems)
+        problems += related_problems(settings, given, topology, {p.setting for p in problems})
+    except (ValueError, TypeError, ArithmeticError) as error:
+        # of a library that reads a value: it must not end an appliance that reads its file again
+        sentence = f"a value cannot be read: {error}"
+        raise SettingsError([*problems, Problem(sentence, config_path or "")]) from error
     if problems:
         raise SettingsError(problems)
     return settings, given

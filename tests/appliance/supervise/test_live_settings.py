@@ -102,6 +102,8 @@ def test_a_reload_applies_what_may_change_and_names_what_needs_a_restart(world: 
         "groups.max = 20\ngroup.session.timeout.min.ms = '1h'\n",
         "groups.max = \n",
         "slots = 1\n",
+        f"groups.max = {'1' * 5_000}\n",
+        'data_dirs = ["/a\\u0000b"]\n',
     ],
 )
 def test_a_wrong_file_changes_nothing_and_its_errors_are_said(world: World, wrong: str) -> None:
