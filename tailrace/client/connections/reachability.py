@@ -24,7 +24,7 @@ takes less.
 
 
 class Reachability:
-    """What is known of the appliance at one address."""
+    """The appliance at one address, as its connection has found it."""
 
     def __init__(self, address: str, owner: str, now_ns: int) -> None:
         """`owner`: the client's name in messages."""

@@ -69,6 +69,10 @@ class Callbacks:
         """True if this thread is in a callback."""
         return threading.get_ident() in self._callers
 
+    def is_called_by(self, thread: int | None) -> bool:
+        """True if that thread is in a callback."""
+        return thread in self._callers
+
     def is_called_elsewhere(self) -> bool:
         """True if another thread is in a callback."""
         me = threading.get_ident()

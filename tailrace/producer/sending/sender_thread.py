@@ -177,7 +177,7 @@ class SenderThread:
             self.make_callbacks()
         finally:
             # `called_back` has waited for callbacks, as long as the close may
-            is_in_callback = self.callbacks.is_called_elsewhere()
+            is_in_callback = self.callbacks.is_called_by(self.helper.thread.ident)
             self.helper.join(0.0 if is_in_callback else CALLBACKS_WAIT_NS / 1e9)
             with self.lock:
                 self.is_stopped = True
