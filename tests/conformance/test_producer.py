@@ -553,3 +553,54 @@ def test_a_coroutine_function_that_comes_to_a_known_topic_is_named_in_the_log(
 
     world.run(body())
     assert "on_delivery returned a coroutine" in caplog.text
+
+
+@WORLDS
+@pytest.mark.parametrize("partitioner", ["producer", "hash_slots"])
+def test_a_topic_that_takes_smaller_batches_from_now_on_takes_every_record_that_fits(
+    world: World, appliance: EmbeddedAppliance, topic: str, partitioner: str
+) -> None:
+    """A whole batch was lost, whose records all fitted."""
+    too_large = {3, 150}
+    with Admin(appliance.address) as admin:
+        admin.create_topics(NewTopic(topic, 1, {"partitioner": partitioner}))
+
+        async def body() -> None:
+            async with world.producer(appliance.address, linger_ms=60_000) as producer:
+                await (await producer.send(topic, b"first"))
+                admin.alter_topics({topic: {"max.message.bytes": 5_000}})
+                handles = [
+                    await producer.send(
+                        topic, b"%d" % number, b"k", [("h", bytes(8_000 * (number in too_large)))]
+                    )
+                    for number in range(200)
+                ]
+                await producer.flush()
+                failed = {number for number in range(200) if handles[number].exception()}
+                assert failed == too_large
+                for number in too_large:
+                    assert isinstance(handles[number].exception(), RecordTooLargeError)
+                await (await producer.send(topic, b"last", b"k"))
+
+        world.run(body())
+    fitting = [b"%d" % number for number in range(200) if number not in too_large]
+    values = [record.value for record in stored(appliance, topic, 200)]
+    assert values == [b"first", *fitting, b"last"]
+
+
+@WORLDS
+def test_a_frame_for_a_topic_that_takes_smaller_batches_from_now_on_is_split(
+    world: World, appliance: EmbeddedAppliance, made: str
+) -> None:
+    with Admin(appliance.address) as admin:
+
+        async def body() -> None:
+            async with world.producer(appliance.address) as producer:
+                await (await producer.send(made, b"first", partition=0))
+                admin.alter_topics({made: {"max.message.bytes": 5_000}})
+                frame = pa.table({"value": [b"%d" % number for number in range(3_000)]})
+                await (await producer.send_arrow(made, frame, partition=0))
+
+        world.run(body())
+    values = [record.value for record in stored(appliance, made, 3_001)]
+    assert values == [b"first", *(b"%d" % number for number in range(3_000))]

@@ -284,12 +284,14 @@ class RecordAccumulator:
         self.mark_ready(queue)
 
     def split(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
-        """Replace the first ready batch by its halves. False: it has a single row."""
+        """Replace a ready batch by its halves. False: it has a single row."""
         halves = split_in_halves(batch)
         if halves is None:
             return False
-        queue.ready.popleft()
-        queue.ready.extendleft(reversed(halves))
+        position = queue.ready.index(batch)
+        del queue.ready[position]
+        for half in reversed(halves):
+            queue.ready.insert(position, half)
         self.replaced(batch)
         return True
 

@@ -53,8 +53,8 @@ class PartitionQueue(OpenQueue):
         self.is_gone = False
         """No record is added: the topic is unknown, or another queue has replaced this one."""
         self.awaits_map = False
-        """The topic's slot map has changed. Nothing new is sent before everything in flight has an
-        outcome. The rest is then routed by the new map.
+        """The topic's slot map, schema or largest batch has changed. Nothing new is sent before
+        everything in flight has an outcome. The rest is then routed, converted or split.
         """
         self.awaits_topic = False
         """The topic id is unknown to the appliance. Nothing is sent before the topic is found again
@@ -115,6 +115,17 @@ class PartitionQueue(OpenQueue):
     def begin_epoch(self) -> None:
         """Restart the sequences at 0. Ready batches get new ones."""
         self.next_sequence = 0
+        for batch in self.ready:
+            batch.producer_id = NO_PRODUCER
+
+    def take_numbers_back(self) -> None:
+        """Have the sequences of the ready batches used again, by those that are sent next. None of
+        them may be in the log, and nothing is in flight.
+        """
+        numbered = next((batch for batch in self.ready if batch.producer_id != NO_PRODUCER), None)
+        if numbered is None:
+            return
+        self.next_sequence = numbered.base_sequence
         for batch in self.ready:
             batch.producer_id = NO_PRODUCER
 

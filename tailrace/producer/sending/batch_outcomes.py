@@ -62,8 +62,11 @@ class BatchOutcomes:
         slot_map_change: SlotMapChange,
         topic_recreation: TopicRecreation,
         begin_schema_change: Callable[[TopicInfo], None],
+        begin_split: Callable[[PartitionQueue, ProducerBatch], None],
     ) -> None:
-        """`begin_schema_change` is called with the topic whose schema a refused batch has."""
+        """`begin_schema_change` is called with the topic whose schema a refused batch has,
+        `begin_split` with a batch of several records that is refused as too large.
+        """
         self._settings = settings
         self._now_ns = runtime.monotonic_ns
         self._random = runtime.random
@@ -73,6 +76,7 @@ class BatchOutcomes:
         self._slot_map_change = slot_map_change
         self._topic_recreation = topic_recreation
         self._begin_schema_change = begin_schema_change
+        self._begin_split = begin_split
         self.retry_count = 0
         self._full_disk_log = FullDiskLog()
 
@@ -128,6 +132,12 @@ class BatchOutcomes:
             self._accumulator.leave_flight(queue, batch)
             self._accumulator.requeue(queue, batch)
             self._begin_schema_change(batch.info if batch.sent_as is None else batch.sent_as)
+        elif code is ErrorCode.RECORD_TOO_LARGE and batch.count > 1:
+            self.retry_count += 1
+            batch.last_refusal = f"{detail or 'refused'} [{code.name}]"
+            self._accumulator.leave_flight(queue, batch)
+            self._accumulator.requeue(queue, batch)
+            self._begin_split(queue, batch)
         elif code is ErrorCode.UNKNOWN_TOPIC:
             self._retry(queue, batch, code, detail, pause=False)
             self._topic_recreation.begin(queue.info)

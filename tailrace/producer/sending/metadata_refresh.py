@@ -57,6 +57,10 @@ class MetadataRefresh:
                 Api.METADATA, [encode_json({"topics": topics})], self._on_metadata
             )
 
+    def request_now(self) -> None:
+        """Request METADATA with the next step: a response shows that a topic has changed."""
+        self._due_ns = 0
+
     def restart(self) -> None:
         """Forget the pending request: its connection is lost."""
         self._is_asked = False

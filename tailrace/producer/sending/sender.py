@@ -40,6 +40,7 @@ from tailrace.protocol.produce_messages import ACKS_ALL
 from tailrace.protocol.session import Response
 
 if TYPE_CHECKING:
+    from tailrace.producer.topic_changes.refused_sizes import RefusedSizes
     from tailrace.producer.topic_changes.schema_change import SchemaChange
 
 CREDIT_REQUEST_NS = 50_000_000
@@ -92,6 +93,8 @@ class Sender:
         )
         self._schema_change: SchemaChange | None = None
         """Loaded with the first schema that was altered."""
+        self._refused_sizes: RefusedSizes | None = None
+        """Loaded with the first batch that was refused as too large."""
         self._now_ns = runtime.monotonic_ns
         self.on_schema_altered: Callable[[TopicInfo], None] = lambda _info: None
         """Called with a topic whose batches are converted to its newest schema."""
@@ -101,6 +104,7 @@ class Sender:
         self._outcomes = BatchOutcomes(
             settings, runtime, connection, accumulator, self._identity,
             self.slot_map_change, self.topic_recreation, self._begin_schema_change,
+            self._begin_split,
         )  # fmt: skip
         limit = settings.max_in_flight_requests_per_connection
         self._requests = InFlightRequests(limit)
@@ -204,6 +208,7 @@ class Sender:
             or self.slot_map_change.is_waiting
             or self.topic_recreation.is_waiting
             or (self._schema_change is not None and self._schema_change.is_waiting)
+            or (self._refused_sizes is not None and self._refused_sizes.is_waiting)
         )
 
     def _begin_schema_change(self, old: TopicInfo) -> None:
@@ -214,6 +219,14 @@ class Sender:
                 self._accumulator, self._connection, self._now_ns, self._on_schema_altered
             )
         self._schema_change.begin(old)
+
+    def _begin_split(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+        if self._refused_sizes is None:
+            from tailrace.producer.topic_changes.refused_sizes import RefusedSizes
+
+            self._refused_sizes = RefusedSizes(self._accumulator)
+        self._refused_sizes.begin(queue, batch)
+        self.metadata_refresh.request_now()
 
     def _on_schema_altered(self, info: TopicInfo) -> None:
         self.on_schema_altered(info)
@@ -244,6 +257,8 @@ class Sender:
             self.topic_lookups.step(now_ns)
         if self._schema_change is not None and self._schema_change.is_waiting:
             self._schema_change.step(now_ns)
+        if self._refused_sizes is not None and self._refused_sizes.is_waiting:
+            self._refused_sizes.step()
         if self._identity.is_missing:
             self._identity.obtain()
             if not self._identity.is_known:

@@ -22,7 +22,6 @@ from collections.abc import Callable
 from tailrace.client.connections.connection import Connection
 from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.errors import SchemaMismatchError
-from tailrace.format.record_batch.batch_header import NO_PRODUCER
 from tailrace.producer.batches.accumulator import NS_PER_MS, RecordAccumulator
 from tailrace.producer.batches.partition_queue import PartitionQueue
 from tailrace.producer.topic_changes.topic_change import Change, KnownTopicChange
@@ -59,7 +58,7 @@ class SchemaChange(KnownTopicChange):
             return False
         for queue in queues:
             self._accumulator.close_batch(queue)
-            self._take_numbers_back(queue)
+            queue.take_numbers_back()
             for batch in list(queue.ready):
                 if batch.info.schema_id in info.history:
                     batch.convert_for(info)
@@ -69,15 +68,6 @@ class SchemaChange(KnownTopicChange):
         self._on_moved(info)
         self._release(change)
         return True
-
-    @staticmethod
-    def _take_numbers_back(queue: PartitionQueue) -> None:
-        numbered = next((batch for batch in queue.ready if batch.producer_id != NO_PRODUCER), None)
-        if numbered is None:
-            return
-        queue.next_sequence = numbered.base_sequence
-        for batch in queue.ready:
-            batch.producer_id = NO_PRODUCER
 
     def _queues(self, info: TopicInfo) -> list[PartitionQueue]:
         return [
