@@ -30,6 +30,7 @@ from tailrace.core.errors import (
     UnsupportedBatchError,
 )
 from tailrace.core.records import CREATE_TIME, LOG_APPEND_TIME, Record
+from tailrace.format import exact_values
 from tailrace.format.record_batch.arrow_metadata import read_schema
 from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_COMPRESSED,
@@ -48,6 +49,12 @@ from tailrace.format.record_batch.batch_validation import (
 from tailrace.format.record_batch.header_stamps import insert_header
 from tailrace.format.schema import DEFAULT_SCHEMA, TIMESTAMP_TYPE, to_message
 from tailrace.kernel.batch_shape import shape_of
+
+MISFITS = (
+    pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError, ValueError,
+    OverflowError,
+)  # fmt: skip
+"""Errors of pyarrow for a value that its column does not take."""
 
 
 class Rows(Protocol):
@@ -426,12 +433,21 @@ def rows_from_dicts(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordB
     """Convert dicts to a batch of a typed topic. Raises
     InvalidRecordError that names the misfit.
     """
+    columns = [[row.get(name) for row in rows] for name in schema.names]
     try:
-        return pa.RecordBatch.from_pylist(rows, schema=schema)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError) as error:
+        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+    except MISFITS as error:
         raise InvalidRecordError(
             f"a row does not fit the topic's schema: {_misfit(rows, schema)}{error}"
         ) from None
+    for field, column in zip(schema, columns, strict=True):
+        found = exact_values.found_in(column, field.type)
+        if found is not None:
+            raise InvalidRecordError(
+                f"a row does not fit the topic's schema: column {field.name!r} takes {field.type}, "
+                f"which would keep {found.value!r:.100} only in part"
+            )
+    return batch
 
 
 def _misfit(rows: list[dict[str, Any]], schema: pa.Schema) -> str:
@@ -439,7 +455,7 @@ def _misfit(rows: list[dict[str, Any]], schema: pa.Schema) -> str:
     for field in schema:
         try:
             pa.array([row.get(field.name) for row in rows], field.type)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError):
+        except MISFITS:
             return f"column {field.name!r} takes {field.type}: "
         except AttributeError:
             break  # not even dicts

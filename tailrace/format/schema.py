@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from tailrace.core.errors import InvalidSchemaError, SchemaMismatchError
 from tailrace.core.schedule.delays import DELAY_COLUMNS, DUE_COLUMN, ORIGIN_COLUMN, REPEAT_COLUMN
+from tailrace.format import exact_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -275,5 +276,19 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
         column = column.cast(pa.timestamp(column.type.unit, "UTC"))
     if pa.types.is_list_view(column.type) or pa.types.is_large_list_view(column.type):
         # Arrow's own cast writes one offset too few, and of a slice negative ones.
-        return pa.chunked_array([pa.array(column.to_pylist(), kind)])
-    return column.cast(kind)
+        made, is_sure = pa.chunked_array([pa.array(column.to_pylist(), kind)]), False
+    else:
+        made, is_sure = column.cast(kind), not exact_values.may_lose(column.type, kind)
+    if not is_sure and not _is_kept(column, made):
+        raise pa.ArrowInvalid(f"casting from {column.type} to {kind} would lose data")
+    return made
+
+
+def _is_kept(given: pa.ChunkedArray, made: pa.ChunkedArray) -> bool:
+    """True if a column that was cast has the values that were given."""
+    if not pa.types.is_timestamp(given.type):
+        return exact_values.found_in(given.to_pylist(), made.type) is None
+    if pa.types.is_time(made.type):
+        return False
+    back: pa.ChunkedArray = made.cast(given.type)
+    return bool(back.equals(given))
