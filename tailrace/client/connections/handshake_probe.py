@@ -10,6 +10,9 @@ Invariants:
 - A refusal is one of libzmq's events, or the server's own word about its mechanism, never a guess
   from silence. A connection that only breaks off is a refusal after BREAKS_MIN times, because a
   restart may break one off.
+- libzmq's thread, which all clients of the process share, waits for ever to report an event that
+  finds no room, or no reader. So the reader has no limit, and stays open until there are no more
+  events, whatever interrupts the program.
 
 Source: libzmq's zmq_socket_monitor(3). A server that cannot decrypt a client's first command closes
 the connection: the client has another server's key.
@@ -20,6 +23,7 @@ from __future__ import annotations
 import itertools
 import socket
 import struct
+import weakref
 from typing import Any
 
 import zmq
@@ -27,6 +31,7 @@ import zmq
 from tailrace.client.connections.credentials import Credentials
 
 BREAKS_MIN = 2
+RECONNECT_MS = 100
 _GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00"
 """Signature and version of ZMTP 3.0, without the mechanism."""
 _MECHANISM = slice(12, 32)
@@ -57,6 +62,10 @@ TAKES_NO_KEY = (
 )
 
 _numbers = itertools.count()
+_watched: dict[int, tuple[zmq.Socket[bytes], zmq.Socket[bytes]]] = {}
+"""By probe: the socket with a monitor, and the one that reads it. An interrupted program can lose a
+probe, but not these.
+"""
 
 
 class HandshakeProbe:
@@ -66,22 +75,26 @@ class HandshakeProbe:
         """Raises zmq.ZMQError, with nothing left open."""
         self._is_encrypted = credentials is not None
         self._breaks = 0
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        self._monitor: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
         try:
-            self._monitor: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
+            self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         except zmq.ZMQError:
-            self._socket.close(0)
+            self._monitor.close(0)
             raise
         self._peek = MechanismPeek(address)
+        self._number = next(_numbers)
+        _watched[self._number] = self._socket, self._monitor
+        weakref.finalize(self, _close, self._number, self._peek).atexit = False
         try:
             self._socket.setsockopt(zmq.LINGER, 0)
-            self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
+            self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
             if credentials is not None:
                 set_credentials(self._socket, credentials)
             # libzmq may know the name of an earlier monitor for a while: none is used again.
-            name = f"inproc://handshake-probe-{next(_numbers)}"
+            name = f"inproc://handshake-probe-{self._number}"
             self._socket.monitor(name, _NO_DETAIL | _PROTOCOL | _AUTH | _SUCCEEDED)
             self._monitor.setsockopt(zmq.LINGER, 0)
+            self._monitor.setsockopt(zmq.RCVHWM, 0)  # no limit
             self._monitor.connect(name)
             self._socket.connect(address)
         except zmq.ZMQError:
@@ -100,6 +113,8 @@ class HandshakeProbe:
                 frames: list[Any] = self._monitor.recv_multipart(zmq.NOBLOCK)
             except zmq.ZMQError:
                 break
+            if len(frames[0]) != _EVENT.size:
+                continue  # the rest of an event: the program was interrupted while it was read
             event, value = _EVENT.unpack(frames[0])
             if event == _AUTH:
                 return UNKNOWN_KEY
@@ -111,11 +126,22 @@ class HandshakeProbe:
         return None
 
     def close(self) -> None:
-        """Close all sockets."""
-        self._peek.close()
-        self._socket.disable_monitor()
-        self._monitor.close(0)
-        self._socket.close(0)
+        """Close all sockets. A call that was interrupted can be repeated."""
+        _close(self._number, self._peek)
+
+
+def _close(number: int, peek: MechanismPeek) -> None:
+    """Close the sockets of a probe that are open: first there are no more events, then there is no
+    reader.
+    """
+    peek.close()
+    if number in _watched:
+        watched, monitor = _watched[number]
+        if not watched.closed:
+            watched.disable_monitor()
+            watched.close(0)
+        monitor.close(0)
+        _watched.pop(number, None)
 
 
 def begin_probe(address: str, credentials: Credentials | None) -> HandshakeProbe | None:

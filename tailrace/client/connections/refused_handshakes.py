@@ -94,9 +94,9 @@ class RefusedHandshakes:
 
     def end_probe(self) -> None:
         """Close the probe, if there is one."""
-        probe = self.release_probe()
-        if probe is not None:
-            probe.close()
+        if self._probe is not None:
+            self._probe.close()
+            self._probe = None
 
     def release_probe(self) -> HandshakeProbe | None:
         """Forget the probe, and return it open."""
