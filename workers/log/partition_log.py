@@ -440,10 +440,11 @@ class PartitionLog:
         except BaseException:
             live.close()
             raise
+        is_empty = not self._has_segments and not self.next_offset and not len(self.producers)
         self._has_segments = True
         self.live = live
         try:
-            self.checkpoint(sync=True)
+            self.checkpoint(sync=not is_empty)  # of an empty log it tells recovery nothing
         except OSError as error:  # the one before it holds; recovery reads more
             logger.warning(
                 "checkpoint_not_written directory=%s error=%r", self.directory, str(error)

@@ -157,22 +157,25 @@ def reopen(files: Files, directory: str, recovered: RecoveredLog) -> ActiveSegme
 
 
 def begin(files: Files, directory: str, base: int, schema: bytes, schema_id: int) -> ActiveSegment:
-    """Create an empty segment at offset `base` with durable schema message and index header. Raises
-    OSError.
+    """Create an empty segment at offset `base` with a durable schema message. Raises OSError.
 
-    Its name is durable when the directory is synced.
+    Its name is durable when the directory is synced. A new index need not be: a start makes a lost
+    one again.
     """
+    index = f"{directory}/{file_name(base, INDEX_SUFFIX)}"
+    has_index = files.exists(index)
     fd = files.open_for_write(f"{directory}/{file_name(base)}")
     index_fd = -1
     try:
         crash_point("flusher.in_roll")
-        index_fd = open_index(files, f"{directory}/{file_name(base, INDEX_SUFFIX)}")
+        index_fd = open_index(files, index)
         files.truncate(fd, 0)
         files.truncate(index_fd, 0)
         files.write_at(fd, [schema], 0)
         files.write_at(index_fd, [segment_index.encode_header(base)], 0)
         files.sync_data(fd)
-        files.sync_data(index_fd)  # an older file of this name may have had entries
+        if has_index:  # the entries that it had must not come back, nor those of a failed beginning
+            files.sync_data(index_fd)
     except BaseException:
         files.close(fd)
         if index_fd >= 0:
