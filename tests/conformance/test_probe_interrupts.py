@@ -1,5 +1,5 @@
-"""A signal's handler raises at each point of a handshake's probe: the reader of its events stays open
-until libzmq has none, else libzmq's thread, and every client of the process, would wait for ever.
+"""A signal's handler raises at each point of a handshake's probe: the reader of its events stays
+open until libzmq has none. Without it libzmq's thread, and every client, would wait for ever.
 """
 
 from __future__ import annotations

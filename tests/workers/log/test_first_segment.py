@@ -77,4 +77,6 @@ def test_a_beginning_that_failed_brings_no_old_index_entries_back(seed: int) -> 
     active_segment.begin(files, directory, 0, b"schema--", 0)
     files.sync_directory(directory)
     after = disk.lose_power(random.Random(seed))
-    assert not segment_index.decode(bytes(after.names[index].data), 0)
+    found = after.names[index]
+    assert found is not None
+    assert not segment_index.decode(bytes(found.data), 0)
