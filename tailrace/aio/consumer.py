@@ -11,7 +11,6 @@ Invariants: a cancelled await, or leaving an `async for`, loses no record. A rec
 from __future__ import annotations
 
 import asyncio
-import sys
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -28,6 +27,7 @@ from tailrace.client.config.settings import ConsumerOptions
 from tailrace.client.connections.steps import Steps, steps_of
 from tailrace.consumer.consumer import Consumer
 from tailrace.core.errors import ClientClosedError
+from tailrace.core.loop_end import program_frame
 from tailrace.core.records import Record
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.core.validation import name_list, partitions_named
@@ -114,7 +114,7 @@ class _TracedLoop:
             raise
 
     def __del__(self) -> None:
-        self._loop_span.end_dropped(sys._getframe(1))
+        self._loop_span.end_dropped(program_frame())
 
 
 class AsyncConsumer(AsyncClient, RenamedMethods):

@@ -11,7 +11,6 @@ Invariants: those of `tailrace.share.poll_loop`. A cancelled await loses nothing
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any, ClassVar, Concatenate, Never, ParamSpec, TypeVar, Unpack
@@ -28,7 +27,7 @@ from tailrace.client.config.kafka_names import (
 from tailrace.client.connections.steps import Steps, steps_of
 from tailrace.client.records.attached_records import AttachedRecords
 from tailrace.core.errors import ClientClosedError
-from tailrace.core.loop_end import is_broken_off
+from tailrace.core.loop_end import is_broken_off, program_frame
 from tailrace.core.records import Record
 from tailrace.core.validation import timeout_ms_of
 from tailrace.share.consumer import LOOP_POLL_MS, ShareConsumer, settings_of
@@ -152,7 +151,7 @@ class _Loop:
             raise
 
     def __del__(self) -> None:
-        frame = sys._getframe(1)
+        frame = program_frame()
         if self._record is not None:
             self._client._poll_loop.delivery.on_loop_left(
                 self._record, is_broken_off=is_broken_off(frame)

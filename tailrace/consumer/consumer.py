@@ -46,6 +46,7 @@ from tailrace.consumer.offset_queries import OffsetQueries
 from tailrace.consumer.poll_loop import PollLoop
 from tailrace.consumer.subscription_state import SubscriptionState
 from tailrace.core.errors import InvalidRequestError
+from tailrace.core.loop_end import program_frame
 from tailrace.core.records import Record
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.core.validation import (
@@ -529,7 +530,7 @@ class Consumer(GroupApi, OffsetQueries, FromContext, RenamedMethods):
                 self._have_records(1, poll_loop.loop_limit, self._now_ns() + LOOP_POLL_NS)
         except GeneratorExit:
             if loop_span is not None:
-                loop_span.end_dropped(sys._getframe(1))
+                loop_span.end_dropped(program_frame())
             raise
         finally:
             if loop_span is not None:

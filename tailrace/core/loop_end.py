@@ -10,9 +10,20 @@ Owner: pure.
 from __future__ import annotations
 
 import dis
+import sys
 from types import FrameType
 
 _DROPS = frozenset({"POP_TOP", "POP_ITER", "SWAP"})
+
+
+def program_frame() -> FrameType | None:
+    """The frame that ends the function which calls this: of the program, whose loop drops its
+    iterator. None: there is no frame below, for an event loop drops what is left of a task.
+    """
+    try:
+        return sys._getframe(2)
+    except ValueError:
+        return None
 
 
 def is_broken_off(frame: FrameType | None) -> bool:

@@ -24,7 +24,7 @@ from tailrace.client.connections.connection import Connection
 from tailrace.client.connections.runtime import NEVER_NS, Runtime
 from tailrace.client.connections.steps import Call, Steps, Wait
 from tailrace.client.topics.topic_metadata import TopicInfo
-from tailrace.core.errors import InvalidRequestError
+from tailrace.core.errors import ClientClosedError, InvalidRequestError
 from tailrace.core.log import logger
 from tailrace.core.records import ConsumerGroupMetadata, OffsetAndMetadata
 from tailrace.core.topic_names import with_retry_topics
@@ -101,6 +101,7 @@ class ConsumerCoordinator:
         self._lock = self.beats.lock
         self._has_thread = runtime.has_threads
         self._abandon = weakref.finalize(consumer, self._thread.abandon)
+        self._is_closing = False
         self._abandon.atexit = False  # the appliance sees that the connection has closed
         self.position_tracker = PositionTracker(
             connection, settings, self._now_ns, fetch_loop, buffer, self._member_fields,
@@ -282,6 +283,8 @@ class ConsumerCoordinator:
         """
         while True:
             if self._subscription is None and not self._fetch_loop.cursors:
+                if self._is_closing:  # this waits while another task closes the consumer
+                    raise ClientClosedError("the consumer is closed")
                 raise InvalidRequestError(
                     "nothing is assigned: name topics at construction, or call subscribe() or "
                     "assign()"
@@ -404,6 +407,7 @@ class ConsumerCoordinator:
         delivered records are processed. Raises what a listener raises.
         """
         self._abandon.detach()
+        self._is_closing = True
         self.position_tracker.auto_commits = self.position_tracker.auto_commits and autocommit
         self.position_tracker.is_handled = is_handled
         raised: Exception | None = None

@@ -18,7 +18,6 @@ one is not.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -36,7 +35,7 @@ from tailrace.client.connections.runtime import NEVER_NS, SYSTEM, Runtime
 from tailrace.client.connections.steps import Steps, T, operation, run
 from tailrace.client.records.attached_records import AttachedRecords
 from tailrace.client.tracing.setting import read_spans_of
-from tailrace.core.loop_end import is_broken_off
+from tailrace.core.loop_end import is_broken_off, program_frame
 from tailrace.core.records import Record
 from tailrace.core.validation import name_list, timeout_ms_of, whole
 from tailrace.share.delivery import NS_PER_MS
@@ -214,7 +213,7 @@ class ShareConsumer(FromContext, RenamedMethods):
                         loop_span.begin(delivery.first(1)[0])
                     yield (record := delivery.next_in_loop())
                 except GeneratorExit:
-                    frame = sys._getframe(1)
+                    frame = program_frame()
                     if record is not None:
                         delivery.on_loop_left(record, is_broken_off=is_broken_off(frame))
                     if loop_span is not None:

@@ -45,7 +45,9 @@ class RefusedSizes:
             if batch in queue.ready:  # it has not expired, nor moved to another topic or partition
                 queue.take_numbers_back()
                 self._accumulator.split(queue, batch)
-            queue.awaits_map = any(other is queue for other, one in self._refused if one is not batch)
+            queue.awaits_map = any(
+                other is queue for other, one in self._refused if one is not batch
+            )
             if queue.has_work:
                 self._accumulator.mark_ready(queue)
             self._refused.remove((queue, batch))

@@ -19,13 +19,14 @@ import pytest
 
 import tailrace
 from tailrace import Admin, NewTopic, TopicPartition
-from tailrace.aio import AsyncAdmin, AsyncConsumer, AsyncProducer
+from tailrace.aio import AsyncAdmin, AsyncConsumer, AsyncProducer, AsyncShareConsumer
 from tailrace.core.errors import (
     ClientClosedError,
     InvalidRequestError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.hosts.forks import REFUSED, USED, in_child
+from tests.kit.members.queues import LONG_MS
 from tests.kit.processes import HANG_LIMIT_S, children
 from tests.kit.runs.aio import NOWHERE, failure, run, stored
 
@@ -305,3 +306,59 @@ asyncio.run(main())
         check=True,
         env={**os.environ, "PYTHONPATH": os.getcwd()},
     )
+
+
+@pytest.mark.parametrize("kind", ["queue", "group", "plain"])
+def test_a_close_ends_loops_and_fails_polls_that_wait(
+    appliance: EmbeddedAppliance, made: str, kind: str
+) -> None:
+    def consumer() -> Any:
+        if kind == "queue":
+            return AsyncShareConsumer(made, bootstrap=appliance.address, group_id=f"q-{made}")
+        group_id = f"g-{made}" if kind == "group" else None
+        return AsyncConsumer(made, bootstrap=appliance.address, group_id=group_id)
+
+    async def main() -> None:
+        closed = consumer()
+
+        async def loop() -> str:
+            async for _ in closed:
+                pass
+            return "ended"
+
+        await closed.poll(1)
+        waits = [asyncio.create_task(loop()), asyncio.create_task(closed.poll(LONG_MS))]
+        await asyncio.sleep(0)
+        await closed.close()
+        ended, error = await asyncio.gather(*waits, return_exceptions=True)
+        assert (ended, type(error)) == ("ended", ClientClosedError)
+
+    run(main())
+    gc.collect()  # what is left of the loops is dropped without an error
+
+
+def test_a_loop_that_is_dropped_at_the_programs_exit_says_nothing(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
+    program = f"""
+import asyncio
+from tailrace.aio import AsyncShareConsumer
+
+async def main():
+    consumer = AsyncShareConsumer({made!r}, bootstrap={appliance.address!r}, group_id="q-{made}")
+    await consumer.start()
+    kept = aiter(consumer)
+    kept.itself = kept  # a cycle, which the interpreter's end collects
+    ended = asyncio.create_task(anext(kept))
+    await asyncio.sleep(0)
+    await consumer.close()
+    assert isinstance((await asyncio.gather(ended, return_exceptions=True))[0], StopAsyncIteration)
+
+import gc
+gc.disable()
+asyncio.run(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_LIMIT_S
+    )
+    assert (done.returncode, done.stderr) == (0, "")
