@@ -114,6 +114,8 @@ def checked_settings(
         given = gather_settings(config_path, environment, flags, problems)
         settings = settings_of(given, problems)
         problems += related_problems(settings, given, topology, {p.setting for p in problems})
+        if not problems:
+            problems += _problems_of_size(settings, given)
     except (ValueError, TypeError, ArithmeticError) as error:
         # of a library that reads a value: it must not end an appliance that reads its file again
         sentence = f"a value cannot be read: {error}"
@@ -121,6 +123,17 @@ def checked_settings(
     if problems:
         raise SettingsError(problems)
     return settings, given
+
+
+def _problems_of_size(settings: Settings, given: Mapping[str, Given]) -> list[Problem]:
+    from appliance.config.document_size import excess_of_configuration
+
+    excess = excess_of_configuration(settings, {name: g.source for name, g in given.items()})
+    if excess is None:
+        return []
+    longest = given.get(excess.longest)
+    place = longest.place(excess.longest) if longest is not None else ""
+    return [Problem(str(excess), place, excess.longest)]
 
 
 def related_problems(

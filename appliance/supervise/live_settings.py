@@ -8,6 +8,8 @@ Invariants:
 - A setting that needs a restart keeps its value of the start; a reload reports that it differs.
 - Settings of the catalog win over files, environment and flags.
 - What is in force satisfies the relations between settings.
+- Whatever is published fits its block. Settings of the catalog that have no room are left out, the
+  longest first, and logged; a reload that leaves too little room is refused.
 
 Crash: nothing is kept. The next start reads the sources again, and the catalog has the overrides.
 """
@@ -22,6 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from appliance.config.document_size import config_row, document_bytes
 from appliance.config.setting_definition import Definition
 from appliance.config.settings import Settings, definitions, value_of
 from appliance.config.settings_sources import (
@@ -39,6 +42,11 @@ from appliance.config.topology import Topology
 from shm.tables.settings_block import SettingsBlock
 
 logger = logging.getLogger("appliance.supervise.supervisor")
+
+_TOO_LARGE = (
+    "the configuration is too large beside what `tailrace config set` and `quota set` have "
+    "changed; shorten its lists, or remove those changes with `tailrace config unset`"
+)
 
 
 class HangUps:
@@ -97,8 +105,11 @@ class LiveSettings:
         self._overrides: dict[str, Any] = {}
         self._overrides_version = 0
         self._reload: dict[str, Any] = {
-            "number": 0, "requested": 0, "errors": [], "changed": [], "restart": [], "time_us": 0,
+            "number": 0, "requested": 0, "errors": [], "changed": [], "restart": [],
+            "overridden": [], "time_us": 0,
         }  # fmt: skip
+        self._left_out: frozenset[str] = frozenset()
+        """Settings of the catalog that have no room."""
         self._block: SettingsBlock
         self._controllers: SettingsBlock
         self._for_children: Callable[[Settings], dict[str, Any]]
@@ -115,8 +126,8 @@ class LiveSettings:
         """
         self._block, self._controllers, self._for_children = block, controllers, for_children
         if not block.fits(self._document()):
-            raise SettingsError([Problem("the configuration is too large; shorten its lists")])
-        block.publish(self._document())
+            raise SettingsError([Problem(_TOO_LARGE)])
+        self._publish()
 
     @property
     def version(self) -> int:
@@ -129,24 +140,29 @@ class LiveSettings:
         """
         report = {**self._reload, "number": self._reload["number"] + 1, "changed": []}
         report["time_us"] = time.time_ns() // 1000
-        before = self.settings, self._base, self._configured, self._sources_of
+        report |= {"restart": self._waiting(), "overridden": []}
+        before = (
+            self.settings, self._base, self._configured, self._sources_of, self._left_out,
+        )  # fmt: skip
         try:
             self._configured, self._sources_of = checked_settings(*self._sources, self._topology)
-            changed = self._merge(refuse=True)
-            report |= {"errors": [], "changed": changed, "restart": self._waiting()}
-            if not self._block.fits(self._document(report)):
-                raise SettingsError([Problem("the configuration is too large; shorten its lists")])
+            report |= {"errors": [], "restart": self._waiting()}
+            report |= {"overridden": self._overridden(before[2])}
+            report |= {"changed": self._merge_with_room(report)}
         except SettingsError as error:
-            self.settings, self._base, self._configured, self._sources_of = before
+            (
+                self.settings, self._base, self._configured, self._sources_of, self._left_out,
+            ) = before  # fmt: skip
+            report |= {"restart": self._waiting(), "overridden": []}
             # A text without end must not keep the report from its readers.
             report["errors"] = [str(problem)[:1000] for problem in error.problems[:50]]
         self._reload = report
-        self._block.publish(self._document())
+        self._publish()
         return list(report["errors"])
 
     def republish(self) -> None:
         """Publish what the processes get of these settings, for its other parts have changed."""
-        self._block.publish(self._document())
+        self._publish()
 
     def log_reload(self) -> None:
         """Log the outcome of the last reload."""
@@ -162,6 +178,12 @@ class LiveSettings:
                 "restart_needed settings=%s advice='they take effect with the next start'",
                 ",".join(report["restart"]),
             )
+        if report["overridden"]:
+            logger.warning(
+                "settings_overridden settings=%s by='config set' advice='the configuration has "
+                "other values; to use them: tailrace config unset %s'",
+                ",".join(report["overridden"]), " ".join(report["overridden"]),
+            )  # fmt: skip
 
     def take_overrides(self) -> bool:
         """Apply what the controller has published since. Returns True if it asks for a reload."""
@@ -170,14 +192,55 @@ class LiveSettings:
         version, document = self._controllers.read()
         self._overrides_version = version
         if document["values"] != self._overrides:
-            self._overrides = document["values"]
+            self._overrides, self._left_out = document["values"], frozenset()
             changed = self._merge(refuse=False)
             logger.info("settings_changed by='config set' changed=%s", ",".join(changed) or "none")
         requested = bool(document["reload"] > self._reload["requested"])
         self._reload["requested"] = document["reload"]
         if not requested:
-            self._block.publish(self._document())
+            self._publish()
         return requested
+
+    # ---- room ------------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        """Publish what is in force. What has no room is left out; nothing that a file or the
+        catalog has ends the supervisor here.
+        """
+        while not self._block.fits(document := self._document()):
+            errors = self._reload["errors"]
+            if len(errors) > 1:
+                self._reload["errors"] = errors[: len(errors) // 2]
+            elif names := self._overrides.keys() - self._left_out:
+                sizes = {name: document_bytes({name: self._overrides[name]}) for name in names}
+                self._leave_out(max(sorted(sizes), key=sizes.__getitem__))
+            else:  # a configuration fits by itself, without what waits for a restart
+                for row in document["configs"]:
+                    row.pop("after_restart", None)
+                break
+        self._block.publish(document)
+
+    def _leave_out(self, name: str) -> None:
+        """Do without a setting of the catalog."""
+        self._left_out |= {name}
+        logger.error(
+            "override_not_applied setting=%s error='no room for it beside the configuration' "
+            "advice='shorten it or the configuration: tailrace config unset %s'",
+            name, name,
+        )  # fmt: skip
+        self._merge(refuse=False)
+
+    def _merge_with_room(self, report: Mapping[str, Any]) -> list[str]:
+        """Merge a new configuration with all settings of the catalog, else without those that have
+        had no room before. Returns the names of changed settings. Raises SettingsError.
+        """
+        settings = self.settings
+        for left_out in dict.fromkeys([frozenset[str](), self._left_out]):
+            self.settings, self._left_out = settings, left_out
+            changed = self._merge(refuse=True)
+            if self._block.fits(self._document({**report, "changed": changed})):
+                return changed
+        raise SettingsError([Problem(_TOO_LARGE)])
 
     # ---- merging ---------------------------------------------------------------------------------
 
@@ -212,6 +275,8 @@ class LiveSettings:
         """
         found = {}
         for name, value in self._overrides.items():
+            if name in self._left_out:
+                continue
             definition = definitions().get(name)
             if definition is None or not definition.is_live:
                 logger.warning("override_ignored setting=%s", name)
@@ -235,6 +300,15 @@ class LiveSettings:
             if field_name != "topic_defaults":
                 changes[field_name] = getattr(alone, field_name)
         return replace(base, **changes)
+
+    def _overridden(self, before: Settings) -> list[str]:
+        """Settings that the new configuration changes, without effect: the catalog has them."""
+        known = definitions()
+        return [
+            name
+            for name in self._known_overrides()
+            if value_of(self._configured, known[name]) != value_of(before, known[name])
+        ]
 
     def _waiting(self) -> list[str]:
         """Settings that differ from the configured ones until the next start."""
@@ -264,14 +338,12 @@ class LiveSettings:
     def _row(self, definition: Definition, given: Given | None, is_waiting: bool) -> dict[str, Any]:
         """A setting as DESCRIBE_CONFIGS says it."""
         file = given.file if given is not None else None
-        row = {
-            "name": definition.name,
-            "value": definition.shown(value_of(self.settings, definition)),
-            "default": definition.shown(definition.default),
-            "source": given.source if given is not None else DEFAULT_SOURCE,
-            "line": file.line_of(definition.name) if file is not None else 0,
-            "reload": definition.is_live,
-        }
+        row = config_row(
+            definition,
+            value_of(self.settings, definition),
+            given.source if given is not None else DEFAULT_SOURCE,
+            file.line_of(definition.name) if file is not None else 0,
+        )
         if row["source"] == DYNAMIC_SOURCE:
             row["without"] = definition.shown(value_of(self._base, definition))
         if is_waiting:

@@ -493,6 +493,9 @@ def _serve() -> int:
             environment = {**service, **supervisor.for_installed_program()}
             become_installed_program([flags.ready_fd, *sockets.values()], environment)
         return code
+    except InvalidSettingError as error:
+        _complain(error.detail)
+        return ExitCode.USAGE
     except DataDirectoryError as error:
         _complain(str(error))
         return ExitCode.DATA_UNUSABLE

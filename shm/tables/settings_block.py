@@ -59,9 +59,9 @@ class SettingsBlock:
             version = now
         return 0, {}
 
-    def fits(self, document: dict[str, Any]) -> bool:
-        """True if the block has room for the document."""
-        return len(orjson.dumps(document)) <= self._layout.text_bytes
+    def fits(self, document: dict[str, Any], spare_bytes: int = 0) -> bool:
+        """True if the block has room for the document, and `spare_bytes` more."""
+        return len(orjson.dumps(document)) + spare_bytes <= self._layout.text_bytes
 
     def publish(self, document: dict[str, Any]) -> int:
         """Publish a document and return its version. Only the owner calls it, and rings the

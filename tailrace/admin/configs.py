@@ -126,12 +126,15 @@ class ConfigAdmin:
         """Have the appliance read its files, environment and flags again, as SIGHUP does. Returns
         a dict with `errors` (sentences with file and line; then nothing has changed), `changed`
         (names of settings that it uses from now on), `restart` (names of settings that differ
-        until it is restarted), and `not_applied` (names of processes that do not use them yet).
+        until it is restarted), `overridden` (names of settings that the files change without
+        effect, for `alter_configs` has set them), and `not_applied` (names of processes that do not
+        use them yet).
         """
         answer = yield from self._call(Api.RELOAD_CONFIG, {})
         report = answer["reload"]
         return {
             **{name: list(report[name]) for name in ("errors", "changed", "restart")},
+            "overridden": list(report.get("overridden", ())),
             "not_applied": list(answer["not_applied"]),
         }
 

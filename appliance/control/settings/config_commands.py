@@ -39,6 +39,7 @@ APPLY_NS = 5_000_000_000
 REQUESTS_MAX = 32
 NAMES_MAX = 1_000
 VALUE_SHOWN_MAX = 100
+_LARGEST_RELOAD = (1 << 63) - 1
 _FOLLOWERS = (
     (Role.CONTROLLER, 1), (Role.CONSOLE, 1), (Role.GROUPS, 1), (Role.SCHEDULER, 1),
     (Role.FRONT, FRONTS_MAX), (Role.FLUSHER, FLUSHERS_MAX), (Role.WORKER, WORKERS_MAX),
@@ -178,8 +179,7 @@ class ConfigCommands:
         values = {n: value for n, value in self._values.items() if n not in removed}
         values |= self._checked(given, removed)
         self._check_together(values, removed)
-        if not self._overrides.fits({"values": values, "reload": self._reload}):
-            raise InvalidSettingError("the settings are too large together; shorten them")
+        self._check_size(values)
         if request.get("validate_only"):
             return {"version": self._in_force.version, "not_applied": []}
         self._catalog.settings.set_overrides(values)
@@ -241,6 +241,23 @@ class ConfigCommands:
         problems = conflicts_of({**rest, **values})
         if problems:
             raise InvalidSettingError("; ".join(problems))
+
+    def _check_size(self, values: dict[str, Any]) -> None:
+        """Raises InvalidSettingError if the supervisor could not publish the settings with these:
+        once they are in the catalog it is too late.
+        """
+        from appliance.config.document_size import excess_with_overrides  # a change is rare
+
+        if not self._overrides.fits({"values": values, "reload": _LARGEST_RELOAD}):
+            raise InvalidSettingError(
+                "the settings of `config set` are too large together; shorten them, or give the "
+                "longest in the configuration file"
+            )
+        excess = excess_with_overrides(self._in_force.read()[1], values, self._values)
+        if excess is not None:
+            raise InvalidSettingError(
+                f"with this change {excess}, in `config set` or in the configuration file"
+            )
 
     # ---- publication -----------------------------------------------------------------------------
 

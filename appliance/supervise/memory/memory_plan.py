@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from appliance.config.document_size import OVERRIDES_BYTES, SETTINGS_BYTES
 from appliance.config.settings import Settings
 from shm.memory.layout import (
     ControlLayout,
@@ -20,11 +21,6 @@ from shm.memory.layout import (
 
 CONTROL_LANE_BYTES = 1 << 20
 """Lanes that carry decisions, not data: a topic's schema must fit one message."""
-
-SETTINGS_BYTES = 128 << 10
-"""Largest document of settings in force."""
-OVERRIDES_BYTES = 32 << 10
-"""Largest document of settings from the catalog."""
 
 
 class RegionPlan(NamedTuple):

@@ -443,7 +443,8 @@ LOG_EVENTS: dict[str, LogEvent] = {
         "config set stored a setting that this version has not", "tailrace config unset NAME"
     ),
     "override_not_applied": LogEvent(
-        "a value of config set is wrong for this version; files, environment and flags are used",
+        "a value of config set is wrong for this version, or has no room beside the configuration; "
+        "files, environment and flags are used",
         "tailrace config unset NAME, or set it again",
     ),
     "partition_file_damaged": LogEvent(
@@ -516,6 +517,10 @@ LOG_EVENTS: dict[str, LogEvent] = {
         "free some space or repair the disk",
     ),
     "setting_wrong": LogEvent("a setting of a reload is wrong", "correct it, then reload again"),
+    "settings_overridden": LogEvent(
+        "the files have other values of these settings, but config set wins",
+        "tailrace config unset NAME, if the files are right",
+    ),
     "settings_not_reloaded": LogEvent(
         "the reload changed nothing; the settings in force stay",
         "correct the settings of the lines before, then reload again",

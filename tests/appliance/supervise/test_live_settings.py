@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import pathlib
@@ -9,16 +10,16 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from appliance.config.document_size import OVERRIDES_BYTES, SETTINGS_BYTES
 from appliance.config.settings import Settings, definitions
-from appliance.config.settings_sources import Sources, checked_settings
+from appliance.config.settings_sources import SettingsError, Sources, checked_settings
 from appliance.config.topology import flat
 from appliance.supervise.live_settings import LiveSettings
-from appliance.supervise.memory.memory_plan import OVERRIDES_BYTES, SETTINGS_BYTES
 from shm.memory.layout import RegionKind, SettingsLayout
 from shm.tables.settings_block import SettingsBlock
 from tests.kit.memory import region
@@ -34,13 +35,14 @@ class World:
         self.overrides = overrides
         self.environment: dict[str, str] = {}
         self.reloads = 0
+        self.for_children: Callable[[Settings], dict[str, Any]] = self._for_children
         self.live: LiveSettings
 
     def start(self, text: str) -> None:
         self.path.write_text(text)
         sources = Sources(str(self.path), self.environment, [("fronts", "1")])
         self.live = LiveSettings(sources, *checked_settings(*sources, CORES), CORES)
-        self.live.open(self.block, self.overrides, self._for_children)
+        self.live.open(self.block, self.overrides, lambda s: self.for_children(s))
 
     @staticmethod
     def _for_children(settings: Settings) -> dict[str, Any]:
@@ -198,8 +200,83 @@ def test_a_configuration_without_room_in_the_block_is_refused(world: World) -> N
     addresses = ", ".join(f"'tcp://127.0.0.1:{port}'" for port in range(1, 9_000))
     world.start("groups.max = 10\n")
     report = world.reload(f"groups.max = 20\nlisten = [{addresses}]\n")
-    assert "too large" in report["errors"][0]
+    assert "shorten listen, the longest" in report["errors"][0]
     assert world.live.settings.groups_max == 10
+
+
+# ---- the room of the document --------------------------------------------------------------------
+
+
+def long_quotas(count: int, name: str = "u") -> list[str]:
+    """Rules of 100 bytes each, about."""
+    return [f"user={name * 70}{i} producer_byte_rate=1000000" for i in range(count)]
+
+
+def long_groups(count: int) -> list[str]:
+    return [f"group={'g' * 60}{i} share.auto.offset.reset=latest" for i in range(count)]
+
+
+def test_overrides_without_room_beside_the_file_are_left_out_and_named(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file that grew between two starts. The processes and the next start go on."""
+    world.start(f"quotas = {json.dumps(long_quotas(380))}\n")
+    world.for_children = lambda s: {"quotas": s.quotas, "groups": s.kafka_group_settings}
+    with caplog.at_level(logging.ERROR):
+        world.override(kafka__group__settings=long_groups(290), groups__max=77)
+    assert "override_not_applied setting=kafka.group.settings error='no room" in caplog.text
+    assert "tailrace config unset kafka.group.settings" in caplog.text
+    assert world.live.settings.kafka_group_settings == []
+    assert world.row("kafka.group.settings")["source"] == "default"
+    assert (world.live.settings.groups_max, world.document["overrides_version"]) == (77, 1)
+    world.live.republish()
+    world.override(kafka__group__settings=long_groups(3), groups__max=77)
+    assert len(world.live.settings.kafka_group_settings) == 3
+
+
+def test_a_reload_that_leaves_no_room_for_an_override_is_refused(world: World) -> None:
+    world.start("groups.max = 10\n")
+    world.for_children = lambda s: {"quotas": s.quotas, "groups": s.kafka_group_settings}
+    world.override(kafka__group__settings=long_groups(290))
+    report = world.reload(f"groups.max = 20\nquotas = {json.dumps(long_quotas(380))}\n")
+    assert "too large beside what `tailrace config set`" in report["errors"][0]
+    assert world.live.settings.groups_max == 10
+    assert len(world.live.settings.kafka_group_settings) == 290
+    assert world.reload("groups.max = 20\n")["errors"] == []
+
+
+def test_a_report_of_errors_that_has_no_room_is_shortened(world: World) -> None:
+    world.path = world.path.parent.joinpath(*["d" * 200] * 3, "t.toml")  # each error names it
+    world.path.parent.mkdir(parents=True)
+    world.start(f"quotas = {json.dumps(long_quotas(420))}\n")
+    world.for_children = lambda s: {"quotas": s.quotas}
+    wrong = "".join(f"x{i} = 1\n" for i in range(50))
+    errors = world.reload(wrong)["errors"]
+    assert 0 < len(errors) < 50
+    assert len(world.live.settings.quotas) == 420
+
+
+def test_a_configuration_that_would_not_fit_is_refused_before_the_start(
+    tmp_path: pathlib.Path,
+) -> None:
+    path = tmp_path / "t.toml"
+    path.write_text(f"groups.max = 5\nquotas = {json.dumps(long_quotas(700))}\n")
+    with pytest.raises(SettingsError, match="shorten quotas, the longest") as refused:
+        checked_settings(str(path), {}, [], CORES)
+    assert str(refused.value).startswith(f"{path}:2: ")
+
+
+def test_a_change_of_the_file_that_an_override_hides_is_said(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.start("groups.max = 10\nlog_level = 'info'\n")
+    world.override(groups__max=50, log_level="debug")
+    report = world.reload("groups.max = 20\nlog_level = 'info'\n")
+    assert (report["changed"], report["overridden"]) == ([], ["groups.max"])
+    with caplog.at_level(logging.WARNING):
+        world.live.log_reload()
+    assert "tailrace config unset groups.max" in caplog.text
+    assert world.reload("groups.max = 20\nlog_level = 'info'\n")["overridden"] == []
 
 
 HANG_UPS = """

@@ -263,3 +263,33 @@ def test_a_process_that_hangs_is_killed_after_the_new_time(appliance: Served, ad
     appliance.wait_for(f"hangs process=worker-0 pid={worker}", mark)
     admin.alter_configs({BROKER: {"hang_timeout_ms": None}})
     wait_until(lambda: pids(admin)["worker-0"] != worker, "the worker is restarted")
+
+
+# ---- too large -----------------------------------------------------------------------------------
+
+
+def test_a_change_without_room_is_refused_and_the_appliance_goes_on(
+    appliance: Served, admin: Admin
+) -> None:
+    """Once it were in the catalog, neither this run nor a later start could publish it."""
+    rules = [f"user={'u' * 80}{i} producer_byte_rate=1000000" for i in range(360)]
+    appliance.config.write_text(f"groups.max = 1000\nquotas = {json.dumps(rules)}\n")
+    assert admin.reload_config()["changed"] == ["quotas"]
+    groups = [f"group={'g' * 60}{i} share.auto.offset.reset=latest" for i in range(280)]
+    with pytest.raises(InvalidSettingError, match=r"with this change .* shorten quotas"):
+        admin.alter_configs({BROKER: {"kafka.group.settings": groups}})
+    assert admin.describe_configs(BROKER)[BROKER]["kafka.group.settings"].value == []
+    appliance.config.write_text("groups.max = 1000\n")
+    admin.reload_config()
+    admin.alter_configs({BROKER: {"kafka.group.settings": groups}})
+    appliance.config.write_text(f"groups.max = 1000\nquotas = {json.dumps(rules)}\n")
+    assert "too large beside" in admin.reload_config()["errors"][0]
+
+
+def test_a_reload_names_what_config_set_hides(appliance: Served, admin: Admin) -> None:
+    admin.alter_configs({BROKER: {"groups.max": 50}})
+    appliance.config.write_text("groups.max = 20\n")
+    out = run(None, "reload", "--bootstrap", appliance.address).stdout.decode()
+    assert "changed: nothing" in out
+    assert "overridden by `config set`: groups.max; to use the configuration's: " in out
+    assert "tailrace config unset groups.max" in out

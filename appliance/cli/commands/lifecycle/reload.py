@@ -40,6 +40,12 @@ def command(bootstrap: str, as_json: bool) -> None:
             click.echo(f"changed: {', '.join(report['changed']) or 'nothing'}")
         if report["restart"]:
             click.echo(f"needs a restart: {', '.join(report['restart'])}")
+        if report.get("overridden"):  # an older appliance does not say it
+            names = report["overridden"]
+            click.echo(
+                f"overridden by `config set`: {', '.join(names)}; to use the configuration's: "
+                f"tailrace config unset {' '.join(names)}"
+            )
         if report["not_applied"]:
             complain(f"not applied yet by {', '.join(report['not_applied'])}")
     if report["errors"]:
