@@ -2,9 +2,9 @@
 
 A topic's schema is fixed at creation as the bytes of an Arrow schema message. Batches, segments,
 consumers and Spark use it unchanged. Canonical types are those that all of them support: dictionary
-columns become their values, large and view types plain ones, timestamps microseconds in UTC. Every
-column is nullable. Metadata is dropped, except a column's alias and default
-(`tailrace.format.evolution.schema_rules`).
+columns become their values, large and view types plain ones, timestamps microseconds in UTC,
+decimals of a negative scale whole numbers. Every column is nullable. Metadata is dropped, except a
+column's alias and default (`tailrace.format.evolution.schema_rules`).
 
 Invariants:
 - `canonical(canonical(s)) == canonical(s)`
@@ -101,6 +101,11 @@ def canonical_type(kind: pa.DataType) -> pa.DataType:
                 for i in range(kind.num_fields)
             ]
         )
+    if types.is_decimal(kind) and kind.scale < 0:  # no engine but Arrow has such a scale
+        digits = kind.precision - kind.scale
+        if digits > 76:
+            raise InvalidSchemaError(f"{kind} has numbers of {digits} digits; the most are 76")
+        return pa.decimal128(digits, 0) if digits <= 38 else pa.decimal256(digits, 0)
     if types.is_union(kind):
         raise InvalidSchemaError(
             "union columns cannot be stored; split them into one column per type"

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from tailrace.batch.arrow_codec import rows_from_dicts
-from tailrace.core.errors import InvalidRecordError, SchemaMismatchError
-from tailrace.format.schema import conform
+from tailrace.core.errors import InvalidRecordError, InvalidSchemaError, SchemaMismatchError
+from tailrace.format.schema import canonical, conform
 
 MORNING = dt.datetime(2021, 1, 1, 4)
 MIDNIGHT = dt.datetime(2021, 1, 1)
@@ -113,3 +113,30 @@ def test_a_frame_of_midnights_is_a_column_of_dates() -> None:
     nested = pa.table({"c": pa.array([[{"x": MIDNIGHT}], None, [None]])})
     made = conform(nested, pa.schema([("c", pa.list_(X_DATE))]))
     assert made["c"].to_pylist() == [[{"x": MIDNIGHT.date()}], None, [None]]
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        (pa.decimal128(5, -2), pa.decimal128(7, 0)),
+        (pa.decimal128(38, -2), pa.decimal256(40, 0)),
+        (pa.list_(pa.decimal256(5, -1)), pa.list_(pa.decimal128(6, 0))),
+        (pa.decimal128(5, 2), pa.decimal128(5, 2)),
+    ],
+)
+def test_a_decimal_of_a_negative_scale_becomes_a_whole_number(
+    given: pa.DataType, kind: pa.DataType
+) -> None:
+    schema = canonical(pa.schema([("c", given)]))
+    assert schema.types == [kind]
+    value = [Decimal("1200")] if pa.types.is_list(given) else Decimal("120")
+    table = pa.table({"c": pa.array([value, None], kind)})
+    assert conform(table, schema)["c"].to_pylist() == [value, None]
+
+
+def test_values_of_a_negative_scale_are_kept() -> None:
+    schema = canonical(pa.schema([("c", pa.decimal128(5, -2))]))
+    given = pa.array([Decimal("1.2E+3"), None], pa.decimal128(5, -2))
+    assert conform(pa.table({"c": given}), schema)["c"].to_pylist() == [Decimal(1200), None]
+    with pytest.raises(InvalidSchemaError, match=r"column 'c': .* 77 digits"):
+        canonical(pa.schema([("c", pa.decimal256(76, -1))]))
