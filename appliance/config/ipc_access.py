@@ -9,6 +9,7 @@ import os
 from typing import NamedTuple
 
 from tailrace.core.errors import InvalidSettingError
+from tailrace.core.units import digits_in
 
 OWNER_ACCESS = 0o600
 UNCHANGED = -1
@@ -47,10 +48,11 @@ def _gid(group: str) -> int:
     import grp  # few appliances have the setting
 
     try:
-        found = grp.getgrgid(int(group)) if group.isdecimal() else grp.getgrnam(group)
-    except KeyError:
+        number = digits_in(group)
+        found = grp.getgrnam(group) if number is None else grp.getgrgid(number)
+    except (KeyError, OverflowError):
         raise InvalidSettingError(
-            f"ipc.group is {group!r}; there is no such group: groupadd --system {group}"
+            f"ipc.group is {group!r:.100}; there is no such group: groupadd --system {group:.100}"
         ) from None
     if os.geteuid() and found.gr_gid not in (os.getegid(), *os.getgroups()):
         raise InvalidSettingError(

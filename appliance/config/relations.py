@@ -31,6 +31,8 @@ from tailrace.core.units import digits_in
 OAUTHBEARER = "OAUTHBEARER"
 MECHANISMS = ("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN", OAUTHBEARER)
 """Mechanisms of Kafka clients' logins."""
+_SIGNS_IN_NAMES = str.maketrans("", "", "-._")
+"""Removes what the name of a host may have beside letters and digits."""
 
 
 class Conflict(NamedTuple):
@@ -157,10 +159,23 @@ def _addresses(settings: Settings) -> Iterator[Conflict]:
             yield Conflict(("http.listen",), error.detail)
         else:
             yield from _open_console(settings)
+    yield from _host_names(settings)
     if settings.http_proxies:
         yield from _proxies(settings)
     yield from _kafka_addresses(settings)
     yield from _kafka_security(settings)
+
+
+def _host_names(settings: Settings) -> Iterator[Conflict]:
+    """Names that no Host header has once its port is cut off."""
+    for text in settings.http_hosts:
+        if not (text.isascii() and text.translate(_SIGNS_IN_NAMES).isalnum()):
+            yield Conflict(
+                ("http.hosts",),
+                f"http.hosts has {text!r:.200}, which no browser asks for; write a name without "
+                "scheme, port and path, such as broker.example (other letters as xn--...). "
+                "Addresses need no entry",
+            )
 
 
 def _proxies(settings: Settings) -> Iterator[Conflict]:

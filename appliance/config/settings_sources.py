@@ -283,6 +283,7 @@ def typed(definition: Definition, value: Any) -> Any:
     Raises: InvalidSettingError. A secret's value is not repeated.
     """
     name, kind = definition.name, definition.kind
+    _refuse_unusable_text(name, value)
     if definition.field_name == "topic_defaults":
         return _typed_topic_default(name, value)
     shown = repr(definition.shown(value))
@@ -323,6 +324,24 @@ def typed(definition: Definition, value: Any) -> Any:
                 f'{name} is {shown}; it takes "auto" or a list of core numbers such as [2, 3]'
             ) from None
     return value
+
+
+def _refuse_unusable_text(name: str, value: Any) -> None:
+    """Raise InvalidSettingError for text that is no path and fits no document: with NUL, or with
+    bytes of the environment or a flag that are not UTF-8. The value is not repeated.
+    """
+    for text in value if isinstance(value, list) else [value]:
+        if not isinstance(text, str):
+            continue
+        if "\0" in text:
+            raise InvalidSettingError(f"{name} has a NUL character; write it without")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidSettingError(
+                f"{name} has bytes that are not UTF-8; write it in UTF-8, and rename a path that "
+                "is not"
+            ) from None
 
 
 def _list_of_text(text: str) -> Any:

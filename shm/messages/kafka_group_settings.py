@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from tailrace.core.errors import InvalidSettingError
+from tailrace.core.units import digits_in
 
 GROUPS_MAX = 1_000
 NAME_MAX = 249
@@ -83,11 +84,12 @@ def checked_setting(name: str, value: str) -> str | int:
                 f"{name} is {value!r:.100}; it takes {' or '.join(row.choices)}"
             )
         return value
-    if not value.isascii() or not value.isdigit() or not 1 <= int(value[:20]) <= _LONGEST_MS:
+    number = digits_in(value)
+    if number is None or not 1 <= number <= _LONGEST_MS:
         raise InvalidSettingError(
             f"{name} is {value!r:.100}; it takes a whole number of ms from 1 to {_LONGEST_MS}"
         )
-    return int(value)
+    return number
 
 
 def complete(values: Mapping[str, str | int]) -> GroupValues:

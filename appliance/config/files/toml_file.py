@@ -68,6 +68,8 @@ class TomlFile:
             raise self._syntax_problem(str(error)) from None
         except RecursionError:
             raise FileProblem(path, "is not valid TOML: it is nested too deeply") from None
+        except ValueError:  # of int, which takes 4,300 digits at most
+            raise FileProblem(path, "has a number with too many digits") from None
 
     def line_of(self, name: str) -> int:
         """The line where a setting is given; 0 if it is not."""
@@ -183,8 +185,8 @@ def statements(text: str) -> list[Statement]:
         chunk += line + "\n"
         try:
             given = tomllib.loads(chunk)
-        except tomllib.TOMLDecodeError:
-            continue  # it goes on in the next line
+        except ValueError:
+            continue  # it goes on in the next line, or has a number that is no int
         except RecursionError:
             return found
         is_table = chunk.lstrip().startswith("[")

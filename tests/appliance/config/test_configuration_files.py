@@ -129,6 +129,8 @@ def test_a_file_that_is_too_large_or_no_text_is_refused(tmp_path: pathlib.Path) 
     assert f"{latin}:2: is not valid TOML: byte 0xfc is not UTF-8" in refusal(latin)
     deep = write(tmp_path / "deep", "cores = " + "[" * 100_000)
     assert "is not valid TOML: it is nested too deeply" in refusal(deep)
+    long = write(tmp_path / "long", f"slots = {'9' * 5_000}\n")
+    assert "has a number with too many digits" in refusal(long)
 
 
 @pytest.mark.parametrize(

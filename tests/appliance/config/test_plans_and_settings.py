@@ -178,6 +178,32 @@ def test_an_empty_text_is_an_empty_list(text: str) -> None:
     assert load_settings(None, {"TAILRACE_HTTP_HOSTS": text}, []).http_hosts == []
 
 
+@pytest.mark.parametrize("name", ["data_dirs", "http.hosts", "ipc.group", "cores", "quotas"])
+@pytest.mark.parametrize(("text", "sentence"), [("a\0b", "a NUL"), ("a\udcff", "not UTF-8")])
+def test_text_that_is_no_path_and_fits_no_document_is_refused(
+    name: str, text: str, sentence: str
+) -> None:
+    """Also at a reload, where any other error would end the supervisor."""
+    with pytest.raises(InvalidSettingError, match=sentence):
+        load_settings(None, {}, [(name, text)])
+
+
+@pytest.mark.parametrize("group", ["9" * 5_000, "9" * 18])
+def test_a_group_of_sockets_that_cannot_be_is_refused(group: str) -> None:
+    with pytest.raises(InvalidSettingError, match="there is no such group"):
+        checked_plan(Settings(ipc_group=group), flat({0, 1}))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["a.example:7400", "https://a.example", "a.example/", "*", "*.example", "[::1]", "ü.example"],
+)
+def test_names_of_hosts_that_would_never_match_are_refused(wrong: str) -> None:
+    with pytest.raises(InvalidSettingError, match=r"http\.hosts has .* write a name"):
+        checked_plan(Settings(http_hosts=["a.example", wrong]), flat({0, 1}))
+    checked_plan(Settings(http_hosts=["a.example", "A_b-1", "10.1.0.5"]), flat({0, 1}))
+
+
 def test_a_misspelt_environment_variable_is_refused() -> None:
     with pytest.raises(InvalidSettingError, match="did you mean TAILRACE_RING_BYTES"):
         load_settings(None, {"TAILRACE_RING_BYTE": "1"}, [])

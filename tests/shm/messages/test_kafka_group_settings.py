@@ -26,6 +26,7 @@ def test_texts_of_groups_parsed_are_the_groups() -> None:
         (["group=a share.auto.offset.reset=latest"] * 2, "one text for each group"),
         (["group=a share.session.timeout.ms=3000"], "must be below share.session.timeout.ms"),
         (["group=a share.session.timeout.ms=²"], "a whole number of ms"),
+        ([f"group=a share.session.timeout.ms={'0' * 19}5{'9' * 30}"], "a whole number of ms"),
         (
             [f"group={n} share.auto.offset.reset=latest" for n in range(GROUPS_MAX + 1)],
             "remove those of groups that are gone",
