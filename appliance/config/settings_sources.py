@@ -115,7 +115,7 @@ def checked_settings(
         settings = settings_of(given, problems)
         problems += related_problems(settings, given, topology, {p.setting for p in problems})
         if not problems:
-            problems += _problems_of_size(settings, given)
+            problems += problems_of_size(settings, given)
     except (ValueError, TypeError, ArithmeticError) as error:
         # of a library that reads a value: it must not end an appliance that reads its file again
         sentence = f"a value cannot be read: {error}"
@@ -125,7 +125,8 @@ def checked_settings(
     return settings, given
 
 
-def _problems_of_size(settings: Settings, given: Mapping[str, Given]) -> list[Problem]:
+def problems_of_size(settings: Settings, given: Mapping[str, Given]) -> list[Problem]:
+    """Lack of room for these settings in the memory that the processes share."""
     from appliance.config.document_size import excess_of_configuration
 
     excess = excess_of_configuration(settings, {name: g.source for name, g in given.items()})

@@ -14,6 +14,7 @@ from appliance.config.settings_sources import (
     Given,
     Problem,
     gather_settings,
+    problems_of_size,
     related_problems,
     settings_of,
 )
@@ -31,6 +32,8 @@ class FoundSettings:
         self.settings: Settings = settings_of(self.given, self.problems)
         wrong = {problem.setting for problem in self.problems}
         self.problems += related_problems(self.settings, self.given, read_topology(), wrong)
+        if not self.problems:
+            self.problems += problems_of_size(self.settings, self.given)
 
     def row(self, definition: Definition) -> dict[str, Any]:
         """A setting with its value, origin and facts."""

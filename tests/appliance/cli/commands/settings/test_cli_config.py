@@ -79,6 +79,14 @@ def test_check_reports_all_that_is_wrong_and_where(file: pathlib.Path) -> None:
     assert [error["place"] for error in errors["errors"]] == [f"{file}:1", f"{file}:2"]
 
 
+def test_check_finds_that_the_settings_have_no_room_together(file: pathlib.Path) -> None:
+    rules = [f"user={number:070} producer_byte_rate=1" for number in range(1_000)]
+    file.write_text(f"slots = 64\nquotas = {json.dumps(rules)}\n")
+    done = run(None, "config", "check", str(file), status=2)
+    assert f"{file}:2: the settings have " in done.stderr.decode()
+    assert "shorten quotas, the longest" in done.stderr.decode()
+
+
 def test_check_reads_the_environment_unless_a_file_is_named(
     file: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
