@@ -64,6 +64,10 @@ def rotate(data_dir: str, as_json: bool) -> None:
 
     The present key stays in force until `finish`. `tailrace restart` makes all clients connect
     again. A client that does not connect before `finish` needs a new context then.
+
+    \b
+    Example:
+      tailrace server-key rotate --data-dir /var/lib/tailrace
     """
     _changed(begin_rotation, data_dir, as_json, "clients learn the next key when they connect")
 
@@ -74,6 +78,10 @@ def rotate(data_dir: str, as_json: bool) -> None:
 def finish(data_dir: str, as_json: bool) -> None:
     """Put the next key into force. `tailrace restart` has the appliance use it; what is connected
     until then goes on. Clients know the former key until the next rotation ends, or `forget`.
+
+    \b
+    Example:
+      tailrace server-key finish --data-dir /var/lib/tailrace
     """
     _changed(finish_rotation, data_dir, as_json, "the appliance uses it from its next start on")
 
@@ -84,6 +92,10 @@ def finish(data_dir: str, as_json: bool) -> None:
 def forget(data_dir: str, as_json: bool) -> None:
     """Have clients forget the former key when they connect. All fronts must have been restarted
     since `finish`.
+
+    \b
+    Example:
+      tailrace server-key forget --data-dir /var/lib/tailrace
     """
     _changed(forget_former, data_dir, as_json, "clients forget the former key when they connect")
 

@@ -85,7 +85,12 @@ def add(name: str, data_dir: str, scope: str, expires: str | None, as_json: bool
 @data_dir_option
 @json_option
 def show(data_dir: str, as_json: bool) -> None:
-    """List the tokens, without their text, which is not kept."""
+    """List the tokens, without their text, which is not kept.
+
+    \b
+    Example:
+      tailrace token list --data-dir /var/lib/tailrace
+    """
     try:
         tokens = read_tokens(data_dir)
     except (OSError, ValueError) as error:
@@ -112,7 +117,12 @@ def show(data_dir: str, as_json: bool) -> None:
 @click.argument("name")
 @data_dir_option
 def remove(name: str, data_dir: str) -> None:
-    """Remove the token NAME. It is refused from the next request on."""
+    """Remove the token NAME. It is refused from the next request on.
+
+    \b
+    Example:
+      tailrace token remove prometheus --data-dir /var/lib/tailrace
+    """
     try:
         was_there = remove_token(data_dir, name)
     except (OSError, ValueError) as error:
