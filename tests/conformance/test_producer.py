@@ -5,6 +5,7 @@ both.
 from __future__ import annotations
 
 import datetime as dt
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -604,3 +605,28 @@ def test_a_frame_for_a_topic_that_takes_smaller_batches_from_now_on_is_split(
         world.run(body())
     values = [record.value for record in stored(appliance, made, 3_001)]
     assert values == [b"first", *(b"%d" % number for number in range(3_000))]
+
+
+@WORLDS
+def test_a_refusal_shows_the_producer_that_the_topic_takes_no_records_without_a_key_from_now_on(
+    world: World, appliance: EmbeddedAppliance, made: str
+) -> None:
+    """It sent such records for a minute, and each batch with one was lost."""
+    with Admin(appliance.address) as admin:
+
+        async def body() -> None:
+            async with world.producer(appliance.address, metadata_max_age_ms=3_600_000) as producer:
+                await (await producer.send(made, b"first", b"k"))
+                admin.alter_topics({made: {"cleanup.policy": "compact"}})
+                deadline = time.monotonic() + ENOUGH_S
+                while True:
+                    try:
+                        handle = await producer.send(made, b"without a key")
+                    except InvalidRecordError:
+                        break
+                    assert time.monotonic() < deadline, "the producer goes on sending them"
+                    with pytest.raises(InvalidRecordError):
+                        await handle
+                await (await producer.send(made, b"last", b"k"))
+
+        world.run(body())

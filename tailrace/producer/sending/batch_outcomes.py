@@ -63,9 +63,11 @@ class BatchOutcomes:
         topic_recreation: TopicRecreation,
         begin_schema_change: Callable[[TopicInfo], None],
         begin_split: Callable[[PartitionQueue, ProducerBatch], None],
+        request_metadata: Callable[[], None],
     ) -> None:
         """`begin_schema_change` is called with the topic whose schema a refused batch has,
-        `begin_split` with a batch of several records that is refused as too large.
+        `begin_split` with a batch of several records that is refused as too large,
+        `request_metadata` when a refusal may show that a topic's settings have changed.
         """
         self._settings = settings
         self._now_ns = runtime.monotonic_ns
@@ -77,6 +79,7 @@ class BatchOutcomes:
         self._topic_recreation = topic_recreation
         self._begin_schema_change = begin_schema_change
         self._begin_split = begin_split
+        self._request_metadata = request_metadata
         self.retry_count = 0
         self._full_disk_log = FullDiskLog()
 
@@ -138,6 +141,7 @@ class BatchOutcomes:
             self._accumulator.leave_flight(queue, batch)
             self._accumulator.requeue(queue, batch)
             self._begin_split(queue, batch)
+            self._request_metadata()
         elif code is ErrorCode.UNKNOWN_TOPIC:
             self._retry(queue, batch, code, detail, pause=False)
             self._topic_recreation.begin(queue.info)
@@ -162,6 +166,7 @@ class BatchOutcomes:
             self._accumulator.leave_flight(queue, batch)
             self._identity.use_up()  # its sequence is missing for good
             self._accumulator.end(batch, None, error)
+            self._request_metadata()
 
     def _wait_for_end(
         self, queue: PartitionQueue, batch: ProducerBatch, code: ErrorCode, detail: str

@@ -23,6 +23,8 @@ from tailrace.protocol.session import Response
 TOPICS_MAX = 100
 """The most topics of one request; a producer of more asks for the next ones at the next time."""
 NS_PER_MS = 1_000_000
+SOON_NS = 500 * NS_PER_MS
+"""The least time between two requests after refusals."""
 
 
 class MetadataRefresh:
@@ -33,6 +35,7 @@ class MetadataRefresh:
         self._interval_ns = max_age_ms * NS_PER_MS
         self._due_ns: int | None = None
         self._is_asked = False
+        self._asked_ns = -SOON_NS
         self._first = 0
         """The index of the first topic of the next request."""
         self.topics: Callable[[], list[str]] = list
@@ -47,6 +50,7 @@ class MetadataRefresh:
         if now_ns < self._due_ns or self._is_asked:
             return
         self._due_ns = now_ns + self._interval_ns
+        self._asked_ns = now_ns
         topics = self.topics()
         if self._first >= len(topics):
             self._first = 0
@@ -57,9 +61,11 @@ class MetadataRefresh:
                 Api.METADATA, [encode_json({"topics": topics})], self._on_metadata
             )
 
-    def request_now(self) -> None:
-        """Request METADATA with the next step: a response shows that a topic has changed."""
-        self._due_ns = 0
+    def request_soon(self) -> None:
+        """Request METADATA with the next step, at most once in `SOON_NS`: a refusal may show that a
+        topic has changed.
+        """
+        self._due_ns = min(self._due_ns or 0, self._asked_ns + SOON_NS)
 
     def restart(self) -> None:
         """Forget the pending request: its connection is lost."""

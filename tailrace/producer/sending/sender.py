@@ -104,7 +104,7 @@ class Sender:
         self._outcomes = BatchOutcomes(
             settings, runtime, connection, accumulator, self._identity,
             self.slot_map_change, self.topic_recreation, self._begin_schema_change,
-            self._begin_split,
+            self._begin_split, self.metadata_refresh.request_soon,
         )  # fmt: skip
         limit = settings.max_in_flight_requests_per_connection
         self._requests = InFlightRequests(limit)
@@ -226,7 +226,6 @@ class Sender:
 
             self._refused_sizes = RefusedSizes(self._accumulator)
         self._refused_sizes.begin(queue, batch)
-        self.metadata_refresh.request_now()
 
     def _on_schema_altered(self, info: TopicInfo) -> None:
         self.on_schema_altered(info)
