@@ -8,8 +8,8 @@ Owner: each process configures its own root logger (`shm.runtime.agent_runner.co
 
 Invariants:
 - A record is one line.
-- Warnings and errors have a rate limit of their own. The number of dropped lines is in the next
-  line written.
+- Errors and warnings have rate limits of their own, and each event. The number of dropped lines is
+  in the next line written.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Any
 from shm.runtime.logs.advice import advice_for
 from shm.runtime.logs.fields import event_and_fields, event_of
 
-LINES_PER_S = 50
 BURST_LINES = 500
+EVENTS_MAX = 1_000
 LINE_MAX = 4_000
 
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {
@@ -139,35 +139,61 @@ class Advice(logging.Filter):
         return True
 
 
-class RateLimit(logging.Filter):
-    """Two token buckets: one for warnings and above, one for the rest.
+class _Bucket:
+    """A token bucket: `burst` lines at once, and a tenth of them a second."""
 
-    A flood of refusals hides no error.
+    __slots__ = ("_burst", "_filled_s", "_tokens")
+
+    def __init__(self, burst: int, now_s: float) -> None:
+        self._burst = self._tokens = float(burst)
+        self._filled_s = now_s
+
+    def has_token(self, now_s: float) -> bool:
+        """True if a line may be written now."""
+        filled = self._tokens + (now_s - self._filled_s) * self._burst / 10
+        self._tokens, self._filled_s = min(self._burst, filled), now_s
+        return self._tokens >= 1
+
+    def take(self) -> None:
+        """Take the token that there is."""
+        self._tokens -= 1
+
+
+class RateLimit(logging.Filter):
+    """A bucket each for errors, for warnings and for the rest, and one for each event.
+
+    A flood of refusals hides no error, and one event takes a fifth of the lines at most.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._now_s = now_s
-        self._tokens = {False: float(BURST_LINES), True: float(BURST_LINES)}
-        self._filled_s = {False: now_s(), True: now_s()}
+        self._levels = [_Bucket(BURST_LINES, now_s()) for _ in range(3)]
+        self._events: dict[str, _Bucket] = {}
         self._dropped = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        is_serious, now_s = record.levelno >= logging.WARNING, self._now_s()
-        tokens = min(
-            float(BURST_LINES),
-            self._tokens[is_serious] + (now_s - self._filled_s[is_serious]) * LINES_PER_S,
+        now_s, level = self._now_s(), record.levelno
+        buckets = (
+            self._levels[(level >= logging.WARNING) + (level >= logging.ERROR)],
+            self._bucket_of(str(record.msg).partition(" ")[0], now_s),
         )
-        self._filled_s[is_serious] = now_s
-        if tokens < 1:
-            self._tokens[is_serious] = tokens
+        if not all(bucket.has_token(now_s) for bucket in buckets):
             self._dropped += 1
             return False
-        self._tokens[is_serious] = tokens - 1
+        for bucket in buckets:
+            bucket.take()
         if self._dropped:
             _append(record, "lines_dropped_before_this=%d", self._dropped)
             self._dropped = 0
         return True
+
+    def _bucket_of(self, event: str, now_s: float) -> _Bucket:
+        if event not in self._events:
+            if len(self._events) >= EVENTS_MAX:  # words of other libraries
+                self._events.clear()
+            self._events[event] = _Bucket(BURST_LINES // 5, now_s)
+        return self._events[event]
 
 
 def _append(record: logging.LogRecord, pattern: str, value: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from shm.memory.layout import ControlLayout, ProcessWord, RegionKind, Role
 from shm.runtime.error_handler import CountedErrorHandler
-from shm.runtime.logs.format import BURST_LINES, LINES_PER_S, OneLineFormatter, RateLimit
+from shm.runtime.logs.format import BURST_LINES, OneLineFormatter, RateLimit
 from shm.tables.control import Control
 from tests.kit.memory import simulated
 
@@ -42,12 +42,21 @@ def test_text_of_a_client_cannot_begin_a_log_line() -> None:
     assert text == "client=a\\nERROR forged\\r\\x1b[31m\\u2028x"
 
 
-def test_a_flood_of_refusals_is_limited_said_and_hides_no_error() -> None:
+@pytest.mark.parametrize("level", [logging.INFO, logging.WARNING])
+def test_a_flood_of_refusals_is_limited_said_and_hides_nothing_else(level: int) -> None:
     now_s = 0.0
     limit = RateLimit(lambda: now_s)
-    assert sum(limit.filter(record("refused")) for _ in range(10_000)) == BURST_LINES
-    error = record("disk", logging.ERROR)
-    assert limit.filter(error)
-    assert error.getMessage() == f"disk lines_dropped_before_this={10_000 - BURST_LINES}"
+    fifth = BURST_LINES // 5
+    assert sum(limit.filter(record("refused a=%d", level)) for _ in range(10_000)) == fifth
+    other = record("disk", level)
+    assert limit.filter(other)
+    assert other.getMessage() == f"disk lines_dropped_before_this={10_000 - fifth}"
     now_s = 1.0
-    assert sum(limit.filter(record("refused")) for _ in range(10_000)) == LINES_PER_S
+    assert sum(limit.filter(record("refused b=%d", level)) for _ in range(10_000)) == fifth // 10
+
+
+def test_a_flood_of_many_warnings_is_limited_and_hides_no_error() -> None:
+    limit = RateLimit(lambda: 0.0)
+    warnings = [record(f"refused-{number % 50}", logging.WARNING) for number in range(10_000)]
+    assert sum(map(limit.filter, warnings)) == BURST_LINES
+    assert limit.filter(record("disk", logging.ERROR))
