@@ -177,7 +177,8 @@ class Reader:
         cursor = self.cursors[key]
         if cursor.topic_id is None:
             for topic_id in self.topics.creations.get(key[0], []):
-                self.committed(key, topic_id).may_be(self, self._starts(key, topic_id))
+                offsets = (cursor.offsets or set()) | self._starts(key, topic_id)
+                self.committed(key, topic_id).may_be(self, offsets)
             return
         committed = self.committed(key, cursor.topic_id)
         offsets = self.offsets_of(key)
