@@ -1,9 +1,9 @@
-"""Python values of a column of a query's result, also for times outside Python's range: the log
-takes years of six digits, which mistaken units give.
+"""Types and values between topics, DuckDB and Python, also for times outside Python's range: the
+log takes years of six digits, which mistaken units give.
 
 Owner: `tailrace sql`.
 Invariants:
-- Pure. Nothing is left out.
+- Pure. No value is left out.
 - A time outside the years 1 to 9999 is text, as ISO 8601 writes such years. DuckDB's infinity is
   `infinity`.
 - A value of a type that Arrow lacks is text, as DuckDB writes it: an unsigned number of 128 bits
@@ -28,6 +28,22 @@ INFINITE = {"timestamp": 2**63 - 1, "date": 2**31 - 1}
 
 WITHOUT_ARROW = re.compile(r"\b(UHUGEINT|BIGNUM|VARINT|BIT|INTERVAL)\b")
 """Types that Arrow has not, or writes otherwise."""
+
+
+def unknown_types(schema: pa.Schema) -> dict[str, pa.DataType]:
+    """The columns, and their types, that DuckDB cannot read: it would refuse the whole table."""
+    return {field.name: field.type for field in schema if _is_unknown(field.type)}
+
+
+def _is_unknown(kind: pa.DataType) -> bool:
+    types = pa.types
+    return (
+        types.is_float16(kind)
+        or types.is_decimal256(kind)
+        or types.is_union(kind)
+        or (types.is_dictionary(kind) and _is_unknown(kind.value_type))
+        or any(_is_unknown(kind.field(number).type) for number in range(kind.num_fields))
+    )
 
 
 def as_readable(result: Any) -> Any:

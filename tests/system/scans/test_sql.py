@@ -322,3 +322,19 @@ def test_rows_come_while_the_query_runs_and_ctrl_c_ends_it(
         if is_read_on:
             running.communicate(timeout=HANG_LIMIT_S)
         assert running.wait(HANG_LIMIT_S) == 130
+
+
+def test_columns_that_duckdb_cannot_read_are_left_out_and_named(
+    appliance: EmbeddedAppliance,
+) -> None:
+    halves = pa.list_(pa.float16())
+    schema = pa.schema([("n", pa.int64()), ("wide", pa.decimal256(50, 2)), ("embedding", halves)])
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+        admin.create_topics([NewTopic("embedded", schema=schema)])
+        producer.send_arrow("embedded", pa.table({"n": [7], "wide": [None], "embedding": [None]}))
+        producer.flush(60)
+    found = run(appliance, "sql", "select * from embedded", "--json")
+    assert json.loads(found.stdout) == [{"n": 7}]
+    assert "wide (decimal256(50, 2)), embedding (list<item: halffloat>)" in found.stderr.decode()
+    named = run(appliance, "sql", "select wide from embedded", status=1)
+    assert "left out: wide" in named.stderr.decode()

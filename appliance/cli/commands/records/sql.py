@@ -22,7 +22,7 @@ from appliance.cli.options.shared import bootstrap_option, connect, json_option
 from appliance.cli.sql.latest import MACRO, latest_tables, missing_topic
 from appliance.cli.sql.names import dotted_words_of, tables_named, topic_called, words_of
 from appliance.cli.sql.output import write_json, write_table
-from appliance.cli.sql.values import as_readable
+from appliance.cli.sql.values import as_readable, unknown_types
 from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.errors import TailraceError, UnknownTopicError
 
@@ -186,7 +186,7 @@ def _table(info: TopicInfo, words: set[str], bootstrap: str, **settings: Any) ->
     from tailrace.scanning.columns import LOG_COLUMNS
     from tailrace.scanning.dataset import topic_dataset
 
-    own = info.schema.names if info.typed else list(RECORD_COLUMNS)
+    own = _readable_columns(info) if info.typed else list(RECORD_COLUMNS)
     _refuse_hidden_columns(info.name, own, words)
     log, taken = {column.name for column in LOG_COLUMNS}, {name.lower() for name in own}
     named = {word.lower() for word in words}
@@ -196,6 +196,24 @@ def _table(info: TopicInfo, words: set[str], bootstrap: str, **settings: Any) ->
         if n.lower() not in taken and (n in log or not info.typed) and n.lower() in named
     ]
     return topic_dataset(info.name, bootstrap, [*own, *extra], client_id="tailrace-sql", **settings)
+
+
+def _readable_columns(info: TopicInfo) -> list[str]:
+    """A typed topic's columns that DuckDB can read. The others are named on standard error. Raises
+    ClickException if there is none.
+    """
+    unknown = unknown_types(info.schema)
+    if not unknown:
+        return list(info.schema.names)
+    left_out = ", ".join(f"{name} ({kind})" for name, kind in unknown.items())
+    sentence = (
+        f"DuckDB has no type for columns of topic {info.name!r}, which are left out: {left_out}. "
+        "`tailrace.scan` reads them"
+    )
+    if len(unknown) == len(info.schema.names):
+        raise click.ClickException(sentence)
+    click.echo(sentence, err=True)
+    return [name for name in info.schema.names if name not in unknown]
 
 
 def _refuse_hidden_columns(topic: str, columns: list[str], words: set[str]) -> None:
