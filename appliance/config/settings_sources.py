@@ -269,7 +269,7 @@ def unknown_variable(variable: str) -> str:
     known = [variable_of(name) for name in definitions()]
     if variable in known:
         return ""
-    from appliance.config.files.suggestions import nearest
+    from appliance.config.files.near_names import nearest
 
     near = nearest(variable, [*known, *OTHER_VARIABLES[:2]])
     return (

@@ -139,10 +139,10 @@ def _unknown(name: str) -> InvalidSettingError:
         return InvalidSettingError(
             f"topic setting {name} is not supported by this version: {LATER[name]}"
         )
-    import difflib  # only needed for a wrong name
+    from appliance.config.files.near_names import nearest  # only needed for a wrong name
 
-    near = difflib.get_close_matches(name[:SHOWN_MAX], TOPIC_SETTINGS, 1, 0.5)
-    hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(TOPIC_SETTINGS)}"
+    near = nearest(name, TOPIC_SETTINGS, 0.5)
+    hint = f"; did you mean {near}?" if near else f"; known are {', '.join(TOPIC_SETTINGS)}"
     return InvalidSettingError(f"unknown topic setting {shown(name)}{hint}")
 
 

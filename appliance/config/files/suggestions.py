@@ -1,14 +1,15 @@
 """Suggestions for a name that is no setting of the appliance.
 
 In this order: a setting of topics or clients, Kafka's name for a setting, the same name with other
-separators or in another section, a near name in the same section, a near name anywhere.
+separators, a name that differs by a slip of the keyboard, the same name in another section, a near
+name in the same section, a near name anywhere.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
+from appliance.config.files.near_names import misspelt, nearest, plain
 from appliance.config.settings import TOPIC_DEFAULTS, TOPIC_PREFIX
 from appliance.config.topic_settings import TOPIC_SETTINGS
 
@@ -44,7 +45,6 @@ CLIENT_SETTINGS = (
     "fetch_max_wait_ms", "isolation_level", "transactional_id", "transaction_timeout_ms",
     "bootstrap_servers", "client_id",
 )  # fmt: skip
-NAME_SHOWN_MAX = 80
 
 
 def advice_for(name: str, known: Iterable[str]) -> str:
@@ -60,6 +60,9 @@ def advice_for(name: str, known: Iterable[str]) -> str:
         return f"{name} is a setting of topics: {alter}{default}"
     if plain(name) in {plain(other): other for other in names}:
         return f"write {next(other for other in names if plain(other) == plain(name))}"
+    slip = misspelt(name, names)
+    if slip:
+        return f"did you mean {slip}?"
     ending = [
         other for other in names if other.endswith((f".{name}", f".{name.rpartition('.')[2]}"))
     ]
@@ -71,22 +74,3 @@ def advice_for(name: str, known: Iterable[str]) -> str:
     if name.replace(".", "_") in CLIENT_SETTINGS:
         return f"{name} is a setting of clients: give it to the Producer or Consumer"
     return ""
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """The name most like this one: of its own section first; "" if none is near."""
-    shortened, all_names = name[:NAME_SHOWN_MAX], list(names)
-    section = shortened.rpartition(".")[0]
-    own = [other for other in all_names if section and other.startswith(f"{section}.")]
-    by_form = {plain(other): other for other in all_names}
-    for group, cutoff in ((own, 0.5), (all_names, 0.72)):
-        forms = [plain(other) for other in group]
-        found = difflib.get_close_matches(plain(shortened), forms, 1, cutoff)
-        if found:
-            return by_form[found[0]]
-    return ""
-
-
-def plain(name: str) -> str:
-    """The name without its separators and cases."""
-    return name.replace(".", "_").replace("-", "_").lower()

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from appliance.config.files import toml_file
 from appliance.config.files.default_file import default_file, in_toml
 from appliance.config.files.locations import drop_ins, instance_path
+from appliance.config.files.near_names import edits, nearest
 from appliance.config.files.suggestions import KAFKA_NAMES, advice_for
 from appliance.config.files.toml_file import SIZE_MAX_BYTES, FileProblem, TomlFile, read
 from appliance.config.settings import definitions
@@ -25,6 +26,7 @@ from appliance.config.settings_sources import (
     gather_settings,
     load_settings,
 )
+from appliance.config.topic_settings import TOPIC_SETTINGS
 from appliance.config.topology import flat
 
 TWO_CORES = flat({0, 1})
@@ -230,6 +232,11 @@ def test_an_instance_has_a_file_of_its_name() -> None:
         ("linger_ms", "did you mean flush.linger_ms?"),
         ("flush.linger", "did you mean flush.linger_ms?"),
         ("flsh.linger_ms", "did you mean flush.linger_ms?"),
+        ("kafka.sasl.oauthbearer.clock.skew.second", "kafka.sasl.oauthbearer.clock.skew.seconds?"),
+        ("producer.id.max", "did you mean producer.ids.max?"),
+        ("producer.id.smax", "did you mean producer.ids.max?"),
+        ("group.max", "did you mean groups.max?"),
+        ("group.smax", "did you mean groups.max?"),
         ("group.session.timeout.mx.ms", "did you mean group.session.timeout.max.ms?"),
         ("log.dirs", "Kafka's log.dirs is data_dirs here"),
         ("log.retention.hours", "Kafka's log.retention.hours is topic.retention.ms here"),
@@ -243,6 +250,55 @@ def test_an_unknown_name_gets_the_right_suggestion(name: str, advice: str) -> No
     found = advice_for(name, definitions())
     assert advice in found
     assert bool(advice) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "count"),
+    [("", "ab", 2), ("listen", "listen", 0), ("lsiten", "listen", 1), ("listn", "listen", 1),
+     ("lissten", "listen", 1), ("kitten", "sitting", 3), ("ca", "abc", 3)],
+)  # fmt: skip
+def test_edits_are_exact_up_to_the_most_that_counts(a: str, b: str, count: int) -> None:
+    for most in range(5):
+        for one, other in ((a, b), (b, a)):
+            found = edits(one, other, most)
+            assert found == count if count <= most else found > most
+
+
+def slips(name: str) -> set[str]:
+    """The name with one letter left out, doubled, or swapped with the next one."""
+    found = set()
+    for i in range(len(name)):
+        found |= {
+            name[:i] + name[i + 1 :],
+            name[:i] + name[i] + name[i:],
+            name[:i] + name[i : i + 2][::-1] + name[i + 2 :],
+        }
+    return found - {name, ""}
+
+
+def test_a_slip_in_a_name_gets_the_name() -> None:
+    names = list(definitions())
+    wrong = {
+        slip: advice
+        for name in names
+        for slip in slips(name)
+        if slip not in names
+        for advice in [advice_for(slip, names)]
+        if advice not in (f"did you mean {name}?", f"write {name}")
+    }
+    assert not wrong
+
+
+def test_a_slip_in_the_name_of_a_topics_setting_gets_the_name() -> None:
+    wrong = {
+        slip: near
+        for name in TOPIC_SETTINGS
+        for slip in slips(name)
+        if slip not in TOPIC_SETTINGS
+        for near in [nearest(slip, TOPIC_SETTINGS, 0.5)]
+        if near != name
+    }
+    assert not wrong
 
 
 def test_every_suggestion_names_a_setting() -> None:
