@@ -83,6 +83,13 @@ def read_server_keys(data_dir: str) -> list[KeyPair]:
     """The server's key pair, and its next one while a rotation lasts. Raises KeysUnusableError."""
     path = os.path.join(data_dir, SERVER_KEY_FILE)
     content = _read(path, checked_json.decode)
+    if content is None and not os.path.lexists(path):
+        raise KeysUnusableError(
+            f"there is no {path}: name the first data directory of an appliance that has run once "
+            "with users. If the file was there, bring it back from a backup"
+            if os.path.isdir(data_dir)
+            else f"there is no directory {data_dir}: name the data directory of the appliance"
+        )
     following = None if content is None else content.get("next")
     pairs = [_pair_of(content), *([] if following is None else [_pair_of(following)])]
     if None in pairs:

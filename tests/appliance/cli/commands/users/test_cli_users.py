@@ -300,6 +300,20 @@ def test_a_lost_catalog_lets_nobody_in_but_the_first_administrator(tmp_path: pat
         start_embedded(data_dir=str(directory), settings=settings)
 
 
+@pytest.mark.parametrize("verb", ["rotate", "finish", "forget"])
+def test_a_server_key_that_is_not_there_is_not_called_damaged(
+    verb: str, tmp_path: pathlib.Path
+) -> None:
+    for directory, reason in (
+        (tmp_path, f"there is no {tmp_path}/server.key: name the first data directory"),
+        (tmp_path / "mistyped", f"there is no directory {tmp_path}/mistyped: name the data dir"),
+    ):
+        done = run(None, "server-key", verb, "--data-dir", str(directory), status=1)
+        assert reason in done.stderr.decode()
+        assert b"damaged" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_secrets_are_in_no_log_command_line_or_answer(users: Users, tmp_path: pathlib.Path) -> None:
     """Of the server, the first administrator, the appliance itself, and a user."""
     import psutil
