@@ -394,6 +394,7 @@ def given_flags(flags: argparse.Namespace) -> list[tuple[str, Any]]:
         if not separator:
             raise InvalidSettingError(f"--set {item!r} has no value; write --set name=value")
         given.append((name, value))
+    _refuse_a_setting_given_twice(flags, {name for name, _ in given})
     if flags.data_dir:
         if "," in flags.data_dir and not os.path.isdir(flags.data_dir):
             raise InvalidSettingError(
@@ -404,6 +405,18 @@ def given_flags(flags: argparse.Namespace) -> list[tuple[str, Any]]:
     if flags.listen:
         given.append(("listen", flags.listen))
     return given
+
+
+def _refuse_a_setting_given_twice(flags: argparse.Namespace, names: set[str]) -> None:
+    """One of the two would have no effect: a directory of `data_dirs` would be missing silently."""
+    for option, value, name in (
+        ("--data-dir", flags.data_dir, "data_dirs"), ("--listen", flags.listen, "listen"),
+    ):  # fmt: skip
+        if value and name in names:
+            raise InvalidSettingError(
+                f"{option} and --set {name} both set {name}: give one of them; for several values "
+                f"write --set {name}=A,B"
+            )
 
 
 def environment_settings() -> dict[str, str]:

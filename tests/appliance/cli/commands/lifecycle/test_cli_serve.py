@@ -98,7 +98,9 @@ def test_it_shows_every_setting_with_where_it_came_from_and_makes_nothing(
     [(["--set", "ring_byte=1"], {}), (["--set", "ring_bytes"], {}),
     ([], {"TAILRACE_RING_BYTE": "1"}), (["--config", "/nowhere"], {}),
      (["--set", "log_level=loud"], {}), (["--set", "credit_bytes=1MiB"], {}),
-     (["--data-dir", "/nowhere/a,/nowhere/b"], {})],
+     (["--data-dir", "/nowhere/a,/nowhere/b"], {}),
+     (["--data-dir", "/nowhere/a", "--set", "data_dirs=/nowhere/a,/nowhere/b"], {}),
+     (["--listen", "tcp://127.0.0.1:0", "--set", "listen=ipc:///nowhere"], {})],
 )  # fmt: skip
 def test_a_wrong_setting_is_the_same_refusal_as_that_of_serve(
     arguments: list[str], environment: dict[str, str]
