@@ -1,6 +1,8 @@
-"""Options of kcat and of Kafka's tools, and what to write for them here."""
+"""Options and commands of kcat, Kafka's tools and shells, and what to write for them here."""
 
 from __future__ import annotations
+
+import click
 
 _TOPIC = "the topic is an argument: tailrace consume TOPIC, tailrace produce TOPIC"
 _ADDRESS = "write --bootstrap ADDRESS"
@@ -29,7 +31,61 @@ _WORDS = {
 }
 
 
-def meant_by(option: str) -> str:
+_SYNONYMS = (
+    ("list", "ls"),
+    ("describe", "show", "status", "info", "get", "inspect"),
+    ("alter", "set", "update", "edit", "change"),
+    ("create", "add", "set", "new", "make"),
+    ("delete", "remove", "unset", "rm", "del", "drop"),
+    ("serve", "start", "run", "up"),
+    ("consume", "tail", "cat", "read"),
+    ("produce", "publish", "send", "write"),
+)
+"""Names of the same deed: those that a group may have, and those that users try."""
+_WHOLE_COMMANDS = {
+    "version": "write tailrace --version",
+    "stop": "systemctl stop tailrace, or SIGTERM to `tailrace serve`, stops the appliance",
+    "topics": "write tailrace topic list",
+    "groups": "write tailrace group list",
+}
+
+
+def option_meant(error: click.NoSuchOption) -> str:
     """A sentence for an option that those tools have, "" for others."""
-    words = _WORDS.get(option)
+    option, context = error.option_name, error.ctx
+    words = _WORDS.get(option, "")
+    if context is not None and isinstance(context.command, click.Group):
+        name = option.lstrip("-")
+        if option.startswith("--") and name in context.command.list_commands(context):
+            words = f"write {context.command_path} {name}"
+    elif context is not None:
+        name = "topic" if words == _TOPIC else option.removeprefix("--")
+        if words == _TOPIC and any("--topic" in p.opts for p in context.command.params):
+            words = "write --topic TOPIC"
+        for argument in context.command.params:
+            if isinstance(argument, click.Argument) and _is_named(argument, name, context):
+                shown = argument.make_metavar(context).removesuffix("...")
+                words = f"the {name} is an argument: {context.command_path} {shown}"
     return f"There is no option {option}; {words}." if words else ""
+
+
+def _is_named(argument: click.Argument, name: str, context: click.Context) -> bool:
+    """An argument `name` of a command of the group `topic` is the topic."""
+    group = context.parent.info_name if context.parent is not None else ""
+    return argument.name in (name, f"{name}s") or (
+        argument.name in ("name", "names") and group == name
+    )
+
+
+def command_meant(error: click.NoSuchCommand) -> str:
+    """A sentence for a command that is called otherwise here, "" for others."""
+    name, context = error.command_name, error.ctx
+    if context is None or not isinstance(context.command, click.Group):
+        return ""
+    if context.parent is None and name in _WHOLE_COMMANDS:
+        return f"There is no command {name}; {_WHOLE_COMMANDS[name]}."
+    there = context.command.list_commands(context)
+    meant = [other for names in _SYNONYMS if name in names for other in names if other in there]
+    if not meant:
+        return ""
+    return f"There is no command {name}; write {context.command_path} {meant[0]}."

@@ -250,12 +250,12 @@ def run(arguments: list[str]) -> int:
 
 
 def _of_other_tools(error: click.ClickException) -> str:
-    """A sentence for an option that users of other tools expect, "" for other errors."""
-    if not isinstance(error, click.NoSuchOption):
+    """A sentence for an option or command that users of other tools expect, "" for other errors."""
+    if not isinstance(error, click.NoSuchOption | click.NoSuchCommand):
         return ""
-    from appliance.cli.foreign_options import meant_by
+    from appliance.cli.foreign_options import command_meant, option_meant
 
-    return meant_by(error.option_name)
+    return option_meant(error) if isinstance(error, click.NoSuchOption) else command_meant(error)
 
 
 def _name_unknown_variables(arguments: list[str]) -> None:
