@@ -18,7 +18,8 @@ _WORDS = {
     "-o": "write --offset N, --from-beginning, --tail N (the last N records) or --since TIME",
     "-c": _MAX,
     "--max-messages": _MAX,
-    "-e": "leave it out: tailrace consume ends at the end of the topic unless it has --follow",
+    "-e": "write --from-beginning, --offset, --tail or --since: with one of them tailrace consume "
+    "ends at the end of the topic, unless it has --follow",
     "-C": "write tailrace consume TOPIC",
     "-P": "write tailrace produce TOPIC",
     "-L": "write tailrace topic list, or tailrace status",

@@ -394,8 +394,8 @@ class TopicCommands:
             before[row.partition] = state.high_watermark if offset == -1 else offset
         if len(before) != len(requested):
             raise InvalidRequestError(
-                f"topic {topic.name!r} has partitions 0 to {len(topic.partitions) - 1}; "
-                "delete_records names another one"
+                f"topic {topic.name!r} has partitions 0 to {len(topic.partitions) - 1}, not "
+                f"{min(requested.keys() - set(map(str, before)))[:40]}"
             )
         return [] if validate_only else [self._catalog.delete_records(topic, before)]
 

@@ -16,7 +16,7 @@ from tests.kit.cli import run
         (("consume", "orders", "-o", "end"), "There is no option -o; write --offset N, --from-b"),
         (("consume", "orders", "-p", "0"), "There is no option -p; write --partition N."),
         (("consume", "orders", "-c", "1"), "There is no option -c; write --max N."),
-        (("consume", "orders", "-e"), "There is no option -e; leave it out"),
+        (("consume", "orders", "-e"), "There is no option -e; write --from-beginning, "),
         (("consume", "orders", "--max-messages", "1"), "option --max-messages; write --max N."),
         (("produce", "orders", "-b", "h:1"), "There is no option -b; write --bootstrap ADDRESS."),
         (("topic", "list", "--bootstrap-server", "h:1"), "option --bootstrap-server; write --boot"),
