@@ -187,8 +187,10 @@ class SubscriptionState:
         if first is not None:
             return first
         if cursor.position is None:
-            assert cursor.error is not None
-            raise cursor.error
+            raise cursor.error or UnknownTopicError(
+                f"topic {cursor.key.topic!r} is not there, and partition {cursor.key.partition} "
+                "has no position"
+            )
         return cursor.position  # also before damage: the next poll raises that
 
     def positions(self) -> dict[TopicPartition, int]:

@@ -380,3 +380,25 @@ def test_a_retry_of_a_deleted_topics_record_is_of_that_record_or_none(
                 found = [one for one in consumer.poll(1_000) if one.topic != made]
             assert found[0].value == b"5"
             assert dict(found[0].headers)["retry.topic_id"].decode() == record.topic_id.hex()
+
+
+def test_a_partition_of_a_deleted_topic_without_a_position_says_so(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
+    """A listener that raises leaves a partition without a position."""
+
+    class Listener:
+        def on_partitions_assigned(self, _assigned: list[TopicPartition]) -> None:
+            raise LookupError
+
+        def on_partitions_revoked(self, _revoked: list[TopicPartition]) -> None:
+            pass
+
+    with Consumer(bootstrap=appliance.address, group_id=f"g-{made}") as consumer:
+        consumer.subscribe([made], listener=Listener())
+        with pytest.raises(LookupError):
+            consumer.poll(LONG_MS)
+        with Admin(appliance.address) as admin:
+            admin.delete_topics([made])
+        with pytest.raises(UnknownTopicError, match="has no position"):
+            consumer.position(TopicPartition(made, 0))
