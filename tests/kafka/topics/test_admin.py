@@ -9,7 +9,7 @@ import pytest
 from netfront.kafka.apis.call import NODE_ID
 from netfront.kafka.wire.errors import KafkaError
 from shm.messages.kafka_topic_settings import FIXED
-from tailrace import Admin, NewTopic, Producer
+from tailrace import Admin, NewTopic, Producer, TopicPartition
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.peers.raw_kafka import RawKafka
 from tests.kit.processes import wait_until
@@ -168,6 +168,25 @@ def test_records_are_deleted(appliance: EmbeddedAppliance, gateway: str) -> None
             asked = {"topics": [{"name": "shortened", "partitions": partitions}], "timeout_ms": 1}
             (entry,) = client.ask(DELETE_RECORDS, 2, asked)["topics"][0]["partitions"]
             assert (entry["error_code"], entry["low_watermark"]) == wished
+
+
+@pytest.mark.parametrize("policy", ["compact", "delete", "compact,delete"])
+def test_records_of_a_topic_that_is_only_compacted_are_deleted_by_our_admin_alone(
+    appliance: EmbeddedAppliance, gateway: str, policy: str
+) -> None:
+    topic = f"shortened-{policy.replace(',', '-')}"
+    with RawKafka(gateway) as client, Admin(appliance.address) as admin:
+        create(client, new_topic(topic, num_partitions=1, configs={"cleanup.policy": policy}))
+        with Producer(appliance.address) as producer:
+            for number in range(5):
+                producer.send(topic, b"%d" % number, key=b"%d" % number)
+        partitions = [{"partition_index": 0, "offset": 2}]
+        asked = {"topics": [{"name": topic, "partitions": partitions}], "timeout_ms": 1}
+        (entry,) = client.ask(DELETE_RECORDS, 2, asked)["topics"][0]["partitions"]
+        wished = (KafkaError.POLICY_VIOLATION, -1) if policy == "compact" else (0, 2)
+        assert (entry["error_code"], entry["low_watermark"]) == wished
+        key = TopicPartition(topic, 0)
+        assert admin.delete_records({key: 3}) == {key: 3}
 
 
 # ---- settings ------------------------------------------------------------------------------------

@@ -20,6 +20,8 @@ from netfront.kafka.wire.errors import KafkaError, kafka_error
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
 
+COMPACTED_ONLY = "compact"
+"""The value of cleanup.policy whose topics keep the latest record of every key, however old."""
 DEFAULT = -1
 """Number of partitions, and replication factor: the broker's default."""
 
@@ -192,7 +194,12 @@ def create_partitions(call: Call) -> Steps:
 
 
 def delete_records(call: Call) -> Steps:
-    """Delete the records below offsets; -1: up to the high watermark."""
+    """Delete the records below offsets; -1: up to the high watermark.
+
+    A topic that is compacted only is refused, as by Kafka: its readers rely on the latest record of
+    every key. `tailrace topic delete-records` may do it, because a full disk or a damaged segment
+    may leave no other way.
+    """
     routes = call.services.routes
     topics = []
     for topic in call.request["topics"]:
@@ -203,8 +210,12 @@ def delete_records(call: Call) -> Steps:
                 "partition_index": index, "low_watermark": -1, "error_code": KafkaError.NONE,
             }  # fmt: skip
             entries.append(entry)
-            if routes.find_by_name(topic["name"], index) is None:
+            route = routes.find_by_name(topic["name"], index)
+            if route is None:
                 entry["error_code"] = KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+                continue
+            if route.settings.get("cleanup.policy") == COMPACTED_ONLY:
+                entry["error_code"] = KafkaError.POLICY_VIOLATION
                 continue
             asked = {"name": topic["name"], "partitions": {str(index): partition["offset"]}}
             answer = yield call.ask(Api.DELETE_RECORDS, {"topics": [asked]})
