@@ -55,8 +55,10 @@ def fetch_request(topic: dict[str, Any], offset: int, **fields: Any) -> dict[str
             "topics": [{**topic, "partitions": [partition]}], **fields}  # fmt: skip
 
 
-def fetch(client: RawKafka, topic: str, offset: int, **fields: Any) -> dict[str, Any]:
-    response = client.ask(FETCH, 12, fetch_request({"topic": topic}, offset, **fields))
+def fetch(
+    client: RawKafka, topic: str, offset: int, version: int = 12, **fields: Any
+) -> dict[str, Any]:
+    response = client.ask(FETCH, version, fetch_request({"topic": topic}, offset, **fields))
     found: dict[str, Any] = response["responses"][0]["partitions"][0]
     return found
 
@@ -471,6 +473,25 @@ def test_batches_leave_as_their_producer_has_packed_them(
     kill_gateway(appliance)
     with RawKafka(gateway) as client:
         assert read_kafka_header(fetch(client, "as-packed", 0)["records"]).attributes == 0
+
+
+@pytest.mark.parametrize("version", [4, 9, 10, 12])
+def test_a_client_that_is_older_than_zstd_gets_none_of_it(
+    appliance: EmbeddedAppliance, gateway: str, version: int
+) -> None:
+    zstd, is_older = CODECS.index("zstd"), version < 10
+    for setting, error, codec in (
+        ("zstd", KafkaError.UNSUPPORTED_COMPRESSION_TYPE, None),
+        ("producer", KafkaError.NONE, 0),
+    ):
+        topic = f"{setting}-for-{version}"
+        make(appliance, topic, compression_type=setting)
+        with RawKafka(gateway) as client:
+            produce(client, topic, batch(b"a" * 1000, codec=zstd))
+            entry = fetch(client, topic, 0, version)
+            assert entry["error_code"] == (error if is_older else 0)
+            records, wished = entry["records"], codec if is_older else zstd
+            assert (read_kafka_header(records).attributes if records else None) == wished
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from netfront.kafka.apis.call import Call, RefusedError
 from netfront.kafka.apis.cluster.leader_epochs import epoch_error, to_kafka
 from netfront.kafka.apis.records.conversion import convert_outgoing, skipped_range
-from netfront.kafka.apis.records.producer_codecs import codec_of
+from netfront.kafka.apis.records.producer_codecs import fetch_codec_of, is_unknown_codec
 from netfront.kafka.apis.records.tail_cache import tail_cache
 from netfront.kafka.apis.shared_state import read_positions
 from netfront.kafka.exchange.waiter import Steps
@@ -110,6 +110,8 @@ def _read_request(
         key = (route.topic_id, index)
         if key in seen or len(entries) >= FETCH_PARTITIONS_MAX:
             error = KafkaError.INVALID_REQUEST
+        if error is KafkaError.NONE and is_unknown_codec(route, call.version):
+            error = KafkaError.UNSUPPORTED_COMPRESSION_TYPE
         offset = partition["fetch_offset"]
         if error is KafkaError.NONE and (
             offset < 0
@@ -162,7 +164,7 @@ def _fill(
     following = read.offset
     if len(batches):
         try:
-            codec = codec_of(call.services, read.route)
+            codec = fetch_codec_of(call.services, read.route, call.version)
             converted = convert_outgoing(
                 read.route, batches, room, codec, tail_cache(call.services)
             )

@@ -24,6 +24,9 @@ from shm.messages.lane_messages import Assignment
 
 PARTITIONS_MAX = 100_000
 NONE = CODECS[0]
+ZSTD = CODECS[-1]
+ZSTD_FETCH_VERSION = 10
+"""The first version of Fetch whose clients know zstd."""
 Codecs = OrderedDict[tuple[bytes, int], str]
 
 
@@ -43,6 +46,20 @@ def note_codec(services: Services, route: Assignment, records: Readable) -> None
         codecs[place] = codec
         if len(codecs) > PARTITIONS_MAX:
             codecs.popitem(last=False)
+
+
+def is_unknown_codec(route: Assignment, version: int) -> bool:
+    """True if a topic is set to a codec that clients of this version of Fetch do not know."""
+    return version < ZSTD_FETCH_VERSION and route.settings.get("compression.type") == ZSTD
+
+
+def fetch_codec_of(services: Services, route: Assignment, version: int) -> str:
+    """The codec that batches of a partition leave with to a client of this version of Fetch.
+
+    With `compression.type=producer` one that does not know the producer's gets none.
+    """
+    codec = codec_of(services, route)
+    return NONE if version < ZSTD_FETCH_VERSION and codec == ZSTD else codec
 
 
 def codec_of(services: Services, route: Assignment) -> str:
