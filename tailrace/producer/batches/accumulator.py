@@ -288,10 +288,10 @@ class RecordAccumulator:
         halves = split_in_halves(batch)
         if halves is None:
             return False
-        position = queue.ready.index(batch)
-        del queue.ready[position]
-        for half in reversed(halves):
-            queue.ready.insert(position, half)
+        batches = list(queue.ready)
+        position = batches.index(batch)
+        batches[position : position + 1] = halves
+        queue.ready = deque(batches)  # in one step: a signal's handler may raise behind each
         self.replaced(batch)
         return True
 
