@@ -23,11 +23,14 @@ from tests.kit.peers.scripted_front import MS, Asked, ScriptedFront, _Socket
 
 
 class LoggingFront(ScriptedFront):
-    """See the module's docstring. `is_holding`: answers to PRODUCE wait until `answer_all`."""
+    """See the module's docstring. `is_holding`: answers to PRODUCE wait until `answer_all`.
+    `batch_rows_max`: batches with more records are refused as too large.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.is_holding = False
+        self.batch_rows_max: int | None = None
         self.logs: dict[int, list[bytes]] = {}
         self._known: dict[tuple[int, int, int, int], int] = {}
         """(partition, producer id, epoch, sequence) -> offset."""
@@ -68,6 +71,8 @@ class LoggingFront(ScriptedFront):
             return produce_messages.ProducedEntry(0, 0, 0, known, 5)
         if header.producer_id >= 0 and header.base_sequence != self._next.get(identity, 0):
             return produce_messages.ProducedEntry(ErrorCode.OUT_OF_ORDER_SEQUENCE, 0, 0, -1, 5)
+        if self.batch_rows_max is not None and header.record_count > self.batch_rows_max:
+            return produce_messages.ProducedEntry(ErrorCode.RECORD_TOO_LARGE, 0, 0, -1, 5)
         offset = len(log)
         self._known[*identity, header.base_sequence] = offset
         self._next[identity] = header.base_sequence + header.record_count

@@ -145,6 +145,19 @@ def _turn_with_answers(program: Program) -> Callable[[], object]:
     return lambda: program.driven.turn(6)
 
 
+def _split(program: Program) -> Callable[[], object]:
+    """A batch of rows and one of a frame are refused as too large, and split."""
+    program.known()
+    importlib.import_module("tailrace.producer.topic_changes.refused_sizes")
+    program.front.batch_rows_max = 2
+    program.front.is_holding = True
+    for _ in range(3):
+        program.send(calls_back=True)
+    table = pa.table({"value": pa.array([program.value() for _ in range(3)], pa.binary())})
+    program.producer.send_arrow("t", table, partition=0)
+    return program.producer.flush
+
+
 def _send_arrow(program: Program) -> Callable[[], object]:
     program.filled()
     rows = [program.value() for _ in range(20)]
@@ -163,7 +176,7 @@ def _partitions(program: Program) -> Callable[[], object]:
 
 CALLS = [
     _send_quickly, _open_a_batch, _first_send, _wait_for_room, _flush, _result, _turn,
-    _turn_with_answers, _send_arrow, _partitions,
+    _turn_with_answers, _split, _send_arrow, _partitions,
 ]  # fmt: skip
 
 
