@@ -419,7 +419,9 @@ class ConsumerClient(Client):
         self.make(operation, lambda: self._close(how))
         is_certain = self._is_certain() and self.error is None
         if self.was_cut_off:
-            self.make(Operation(self.slot, "close"), self.client.close)
+            # The first may have ended before it began.
+            once_more = how if how == "without commit" else "close"
+            self.make(Operation(self.slot, "close"), lambda: self._close(once_more))
             self.was_cut_off = True
         self.model.closed(is_certain=is_certain, is_handled=self._is_handled)
 
