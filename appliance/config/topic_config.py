@@ -195,11 +195,25 @@ def _fraction(name: str, value: Any) -> float:
     return number
 
 
+def check_lags(settings: Mapping[str, Any]) -> None:
+    """Check that a record may be cleaned before it must be (KIP-354).
+
+    Raises: InvalidSettingError.
+    """
+    least_ms, most_ms = settings["min.compaction.lag.ms"], settings["max.compaction.lag.ms"]
+    if least_ms > most_ms:
+        raise InvalidSettingError(
+            f"min.compaction.lag.ms is {least_ms} and max.compaction.lag.ms is {most_ms}: records "
+            "would have to be cleaned before they may be; lower the first, or raise the second"
+        )
+
+
 def check_compaction(settings: Mapping[str, Any], *, typed: bool) -> None:
     """Check that the settings of compaction fit the topic and each other.
 
     Raises: InvalidSettingError.
     """
+    check_lags(settings)
     if not typed and settings["key.column"]:
         raise InvalidSettingError(
             f"key.column is {shown(settings['key.column'])}; the topic's records have keys of "

@@ -34,7 +34,7 @@ from shm.runtime.timing_wheel import Timer, TimingWheel
 from shm.tables.control import ProcessSlot
 from workers.flush.cleaning.job_orders import CleaningSettings as CleaningSettings
 from workers.flush.cleaning.job_orders import job_of
-from workers.flush.cleaning.outcomes import log_done, note_unreadable
+from workers.flush.cleaning.outcomes import log_done, note_damage, note_unreadable
 from workers.flush.cleaning.segment_heads import SegmentHeads
 from workers.flush.cleaning.segment_swapper import SegmentSwapper
 from workers.flush.cleaning.watched_log import (
@@ -305,6 +305,7 @@ class Compaction:
             return self._examine_merge(known)
         self._seal_due(known, now_us)
         part = known.part(now_us, self._jumps.moved)
+        note_damage(known)
         is_at_rest = self._is_at_rest(known)
         rank = None
         if known.is_requested and log.sealed.unscrubbed:

@@ -38,6 +38,8 @@ def test_every_setting_of_compaction_is_taken_shown_and_changed(
         admin.alter_topics({topic: {"cleanup.policy": "compact", "min.compaction.lag.ms": 0}})
         shown = admin.describe_configs([topic])[topic]
         assert (shown["cleanup.policy"], shown["min.compaction.lag.ms"]) == ("compact", 0)
+        with pytest.raises(InvalidSettingError, match="lower the first, or raise the second"):
+            admin.alter_topics({topic: {"min.compaction.lag.ms": 3_600_001}})
         admin.alter_topics({topic: {"cleanup.policy": "delete"}})
         assert admin.describe_configs([topic])[topic]["cleanup.policy"] == "delete"
 
@@ -50,6 +52,11 @@ def test_every_setting_of_compaction_is_taken_shown_and_changed(
         ({**COMPACT, "key.column": "nosuch"}, FRAME, "the topic has the columns id, name, price"),
         ({**COMPACT, "key.column": "price"}, FRAME, "a key is text, bytes, an integer"),
         ({"key.column": "key"}, None, "have keys of their own: leave it out"),
+        (
+            {"min.compaction.lag.ms": "1h", "max.compaction.lag.ms": "1m"},
+            None,
+            "min.compaction.lag.ms is 3600000 and max.compaction.lag.ms is 60000: records would",
+        ),
     ],
 )
 def test_what_cannot_be_compacted_is_refused_with_a_sentence(

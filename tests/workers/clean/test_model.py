@@ -241,6 +241,55 @@ def test_a_damaged_batch_stops_compaction_there_and_is_shown(tmp_path: pathlib.P
         assert {n for n in before if n >= file_name(bases[4])} <= set(after)
 
 
+def test_compaction_goes_on_when_the_damaged_segment_is_removed(tmp_path: pathlib.Path) -> None:
+    """By retention of compact,delete, or by delete-records."""
+    with bench(str(tmp_path)) as b:
+        world = World(b, random.Random(8))
+        batches(world, 60)
+        world.settle()
+        bases = segments_of(b)
+        with open(tmp_path / "t-0" / file_name(bases[2]), "r+b") as file:
+            file.seek(3_000)
+            file.write(b"damage")
+        world.clean()
+        assert b.table.read(0).cleaning_state == CleaningState.STOPPED
+        changed = replace(compacted(), version=2, delete_before=bases[3])
+        b.flusher._feed.apply_from_ring(changed.encode())
+        world.clean()
+        state = b.table.read(0)
+        assert (state.log_start_offset, state.cleaning_state) == (bases[3], CleaningState.NONE)
+        assert state.cleaned_below > bases[3]
+
+
+def test_damage_that_a_start_has_found_stops_compaction_visibly(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log knows the damage, so no job meets it."""
+    with bench(str(tmp_path)) as b:
+        world = World(b, random.Random(8))
+        batches(world, 60)
+        world.settle()
+        b.kill_flusher()
+        directory = tmp_path / "t-0"
+        for path in directory.glob("checkpoint*"):
+            path.unlink()
+        base = segment_bases(b.files.list(str(directory)))[-1]
+        with open(directory / file_name(base), "r+b") as file:
+            file.seek(1_000)
+            file.write(b"damage")
+        world.settle()
+        assert b.flusher._logs.all()[0].file.damage
+        batches(world, 60)
+        world.settle()
+        world.clean()
+        world.clean()
+        state = b.table.read(0)
+        assert (state.cleaning_state, state.cleaned_below) == (CleaningState.STOPPED, base)
+        said = [each for each in caplog.messages if each.startswith("cleaning_stopped")]
+        (line,) = said
+        assert f"base={base} reason='the segment has damage that a start has found'" in line
+
+
 def test_a_full_disk_ends_a_job_and_the_next_one_cleans() -> None:
     disk = SimDisk()
     with bench("/data", SimFiles(disk)) as b:

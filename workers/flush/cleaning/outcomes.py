@@ -15,7 +15,8 @@ logger = logging.getLogger(__name__)
 
 def note_unreadable(known: WatchedLog, report: CleaningReport) -> None:
     """Stop compaction at a segment that cannot be read; merging goes on without it."""
-    base, assignment = max(0, report.stopped_base), known.log.assignment
+    assignment = known.log.assignment
+    base = max(report.stopped_base, min(known.log.sealed, default=0))
     if known.is_compacted:
         known.stopped_base = base
         logger.error(
@@ -27,6 +28,20 @@ def note_unreadable(known: WatchedLog, report: CleaningReport) -> None:
         logger.error(
             "segment_not_merged topic=%s partition=%d base=%d reason=%r",
             assignment.topic, assignment.partition, base, report.reason,
+        )  # fmt: skip
+
+
+def note_damage(known: WatchedLog) -> None:
+    """Log once that compaction ends at damage that a start has found: no job meets it."""
+    if known.noted_base == known.damaged_base:
+        return
+    known.noted_base = known.damaged_base
+    if known.damaged_base >= 0:
+        assignment = known.log.assignment
+        logger.error(
+            "cleaning_stopped topic=%s partition=%d base=%d reason=%r",
+            assignment.topic, assignment.partition, known.damaged_base,
+            "the segment has damage that a start has found",
         )  # fmt: skip
 
 

@@ -63,7 +63,11 @@ class WatchedLog:
     pending: list[CleanedRun] = field(default_factory=list)
     """Cleaned runs that are not swapped yet, in their order."""
     stopped_base: int = -1
-    """Base of the segment that cannot be read, -1: none."""
+    """Base of the segment that the cleaner could not read, -1: none."""
+    damaged_base: int = -1
+    """Base of the first sealed segment with damage that a start has found, -1: none."""
+    noted_base: int = -1
+    """The one of these that is in the log."""
     failures: int = 0
     """Failed jobs since the last one that ended well."""
     retry_ns: int = 0
@@ -98,9 +102,15 @@ class WatchedLog:
         """The part of the log that can be cleaned now. `moved`: see `WallJumps`."""
         log = self.log
         candidates = []
+        self.damaged_base = -1
+        if min(log.sealed, default=log.next_offset) > self.stopped_base:
+            self.stopped_base = -1  # the segment was removed, by retention or by an operator
         for segment, end in self._segments():
             head = self.heads.of(segment)
-            is_damaged = 0 <= self.stopped_base <= segment.base or self._is_damaged(segment, end)
+            is_damaged = 0 <= self.stopped_base <= segment.base
+            if self._is_damaged(segment, end):
+                is_damaged = True
+                self.damaged_base = self.damaged_base if self.damaged_base >= 0 else segment.base
             candidates.append(
                 Candidate(
                     segment.base, end, segment.size, moved(head.first_append_us),
@@ -146,7 +156,7 @@ class WatchedLog:
     def shown(self, part: Cleanable, *, is_running: bool) -> Shown:
         """The state of a compacted log that the partition table shows (`PartitionLog.cleaning`)."""
         state = CleaningState.NONE
-        if self.stopped_base >= 0:
+        if self.stopped_base >= 0 or self.damaged_base >= 0:
             state = CleaningState.STOPPED
         elif is_running:
             state = CleaningState.RUNNING
