@@ -80,11 +80,13 @@ class Console:
         topics_max: int,
         is_secured: bool = False,
         proxies: Sequence[str] = (),
+        is_audited: bool = False,
     ) -> None:
         """`address`: a front's; `port_cell`: where its port is shown; `may_move`: to a free port
         when another program has this one; `data_dir` has the token for changes; `host_names`:
         names under which browsers may ask, beside addresses and localhost; `topics_max`: topics
-        with metrics of their own; `proxies`: addresses and networks of proxies before it.
+        with metrics of their own; `proxies`: addresses and networks of proxies before it;
+        `is_audited`: there is an audit log.
         """
         self._host = host
         self._port = port
@@ -100,6 +102,7 @@ class Console:
         self._topics_max = topics_max
         self._is_secured = is_secured
         self._proxies = proxies
+        self._is_audited = is_audited
         port_cell.store(0)
         self._listener: socket.socket | None = None
         self._bind_at_ns: int | None = 0
@@ -160,6 +163,7 @@ class Console:
                     self._topics_max,
                     self._is_secured,
                     self._proxies,
+                    is_audited=self._is_audited,
                 )
             return self._service
 
@@ -277,6 +281,7 @@ def build(context: ProcessContext) -> Console:
         proxies=settings["http.proxies"],
         topics_max=settings["metrics.topics"],
         is_secured=settings["security"],
+        is_audited=settings["audit"] is not None,
     )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ StartResponse = Callable[[str, list[tuple[str, str]]], Any]
 Page = Callable[[dict[str, Any], StartResponse], Iterable[bytes]]
 PLAIN = ("Content-Type", "text/plain; charset=utf-8")
 MAY_CHANGE, IS_LET_IN = "tailrace.may_change", "tailrace.is_let_in"
+ACTOR = "tailrace.actor"
 """As `appliance.observe.console.access.guard` has them, which only the page needs."""
 OPEN = ("/health/", "/static/")
 """Pages without content of the appliance, which need no login."""
@@ -67,6 +68,7 @@ def pages(
             if refusal is not None:
                 return _refused(refusal, start_response)
             environ[MAY_CHANGE] = logins().may_change(environ)
+            environ[ACTOR] = logins().actor(environ)
         if site.serves(path):
             return site.answer(environ, start_response)
         if path == "/metrics":
@@ -181,11 +183,13 @@ class HttpService(WSGIServer):
         topics_max: int,
         is_secured: bool = False,
         proxies: Sequence[str] = (),
+        *,
+        is_audited: bool = False,
     ) -> None:
         """`is_secured`: the appliance requires users, so a request needs the token. `host`,
         `port`: where the console listens; `data_dir` has the token; `host_names`: names
         of this host in requests, beside its addresses; `proxies`: addresses and networks of
-        proxies, which name the client.
+        proxies, which name the client; `is_audited`: there is an audit log.
         """
         super().__init__((host, port), _Handler, bind_and_activate=False)
         self.server_close()  # the console listens
@@ -195,7 +199,8 @@ class HttpService(WSGIServer):
         def make_site() -> Site:
             from appliance.observe.console.site import make_site
 
-            return make_site(states, address, data_dir, host_names | {host.lower()})
+            names = host_names | {host.lower()}
+            return make_site(states, address, data_dir, names, is_audited=is_secured and is_audited)
 
         self._logins: Logins | None = None
 

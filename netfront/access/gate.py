@@ -29,7 +29,7 @@ from netfront.access.rules import OPEN, RULES, Need, refuse_unless
 from netfront.session.sessions import Session
 from netfront.socket.zap import CERTIFICATE, TOKEN, Claim
 from shm.rights.acl import acls_of
-from shm.rights.authorizer import PRINCIPALS_MAX, AclTable, Principal
+from shm.rights.authorizer import APPLIANCE, PRINCIPALS_MAX, AclTable, Principal
 from shm.rights.scram import ScramShape
 from shm.rights.users import User, UserDirectory, user_of
 from shm.runtime.timing_wheel import NEVER_NS
@@ -40,10 +40,6 @@ logger = logging.getLogger(__name__)
 
 EXPIRY_CHECK_NS = 250_000_000
 """Interval of the checks for expired keys, while a session has a key that expires."""
-APPLIANCE = "(appliance)"
-"""Name of the appliance's own principal: the console's and the tools' of its host. No user can have
-it: the names of users have no parentheses.
-"""
 _NAME_USER = frozenset(
     (
         int(Api.GROUP_HEARTBEAT), int(Api.COMMIT_OFFSETS),
@@ -77,6 +73,8 @@ class Gate:
         """Public keys of the server that clients are told: the one in use, and the next one."""
         self.topic_name: TopicName = lambda _topic_id: None
         """The front's (see `rules`)."""
+        self.on_unknown_key: Callable[[str], None] = lambda _host: None
+        """Called with the address of a connection whose key no user has."""
         self.fulfilled: Container[Need] = ()
         """Needs of requests that this process has the right for, whoever sends them."""
         self.answer_connections: Callable[[], int] = lambda: 0
@@ -146,10 +144,14 @@ class Gate:
             return True  # whoever may open the socket learns at the handshake
         public = z85.encode(claim.key).decode()
         rights = self._rights
-        return public == self._own_key or (
-            rights is not None
-            and (rights.users.by_key(public) is not None or rights.users.is_unread)
-        )
+        if public == self._own_key:
+            return True
+        if rights is None:
+            return False
+        is_known = rights.users.by_key(public) is not None or rights.users.is_unread
+        if not is_known:
+            self.on_unknown_key(claim.host)
+        return is_known
 
     def admit(self, claim: Claim | None) -> Principal:
         """The principal of a connection that opens a session. Raises WireError."""

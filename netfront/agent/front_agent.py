@@ -274,6 +274,8 @@ class Front:
         self._audit = self._dispatcher.audit = self._fetch_requests.audit = trail
         self._responses.on_answered = trail.answered
         self._session_lifecycle.on_opened = trail.signed_in
+        if self._users is not None:
+            self._users.gate.on_unknown_key = trail.key_refused
         if trail.watches_data:
             self._produce_service.on_access = trail.accessed
 

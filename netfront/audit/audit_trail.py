@@ -126,8 +126,20 @@ class AuditTrail:
         self._ask(AUDIT_REQUEST, orjson.dumps({"events": [event]}), on_answer)
 
     def signed_in(self, session: Session) -> None:
-        """Report a new session."""
-        self._add(self._event("login", session, 0, 0))
+        """Report a new session. Of the console's that act for a user of its page: what they say, as
+        a login is one session of the page and many of the console's.
+        """
+        acting_for = session.acting_for
+        if acting_for is None:
+            self._add(self._event("login", session, 0, 0))
+        elif acting_for.event == "login":
+            self._add(self._event("login", session, 0, 0) | {"outcome": "allowed"})
+        elif acting_for.event == "denied":
+            self.login_failed(acting_for.user, acting_for.address, acting_for.detail)
+        elif acting_for.event == "query" and self.watches_data:
+            event = self._event("access", session, 0, 0)
+            event |= {"operation": "query", "query": acting_for.detail, "outcome": "allowed"}
+            self._add(event)
 
     def forget(self, session: Session) -> None:
         """Forget a session that has ended."""
@@ -187,10 +199,16 @@ class AuditTrail:
             event["session"] = number
         self._report_denial(number, (0, f"{asker['api']} {reason}"), event)
 
+    def key_refused(self, host: str) -> None:
+        """Report a connection whose key no user has."""
+        self.login_failed("", host, "no user has the key of this client")
+
     def login_failed(self, user: str, address: str, reason: str) -> None:
-        """Report a login that failed. `user`: the name that was given, which may be anybody's."""
+        """Report a login that failed. `user`: the name that was given, which may be anybody's;
+        empty: none.
+        """
         event = {
-            "event": "denied", "user": f"User:{user[:100]}", "address": address,
+            "event": "denied", "user": f"User:{user[:100] or 'ANONYMOUS'}", "address": address,
             "outcome": "denied", "code": ErrorCode.NOT_AUTHENTICATED.name,
             "reason": reason[:1_000],
         }  # fmt: skip
@@ -236,6 +254,8 @@ class AuditTrail:
                 "user": user_of(session), "client": session.client_id,
                 "address": self._address_of(session.identity), "session": session.number,
             }  # fmt: skip
+            if session.acting_for is not None:
+                event["address"] = session.acting_for.address
         if api:
             event |= {"api": api_name(api), "id": f"{correlation_id:x}"}
         return event
@@ -316,7 +336,9 @@ def failure_in(body: Readable) -> tuple[ErrorCode, str]:
 
 
 def user_of(session: Session) -> str:
-    """The principal of a session, as Kafka writes it."""
+    """The principal of a session, as Kafka writes it. The console's user, where it acts for one."""
+    if session.acting_for is not None and session.acting_for.user:
+        return f"User:{session.acting_for.user}"
     return "User:ANONYMOUS" if session.principal is None else session.principal.names[0]
 
 

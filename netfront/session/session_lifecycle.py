@@ -129,6 +129,8 @@ class SessionLifecycle:
             gate = self.quotas.admit(request.client_id, principal)
         session = self._sessions.open(identity, request.client_id, self._ledger.open(gate), now_ns)
         session.principal = principal
+        if request.acting_for and principal is not None and principal.is_appliance:
+            session.acting_for = handshake_messages.decode_acting_for(request.acting_for)
         self.note(session)
         if self.quotas is not None:
             self.quotas.attach(session)

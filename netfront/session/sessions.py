@@ -17,6 +17,7 @@ from shm.runtime.timing_wheel import Timer
 
 if TYPE_CHECKING:
     from shm.rights.authorizer import Principal
+    from tailrace.protocol.handshake_messages import ActingFor
 
 
 class SessionQuota(Protocol):
@@ -31,6 +32,7 @@ class Session:
     """One connected client."""
 
     __slots__ = (
+        "acting_for",
         "client_id",
         "credit",
         "fetch_received",
@@ -58,6 +60,8 @@ class Session:
         """None: no quota concerns it."""
         self.principal: Principal | None = None
         """User that it belongs to. None: the appliance has no users, and everything is allowed."""
+        self.acting_for: ActingFor | None = None
+        """The console's user, of a session of the appliance's own. None: it acts for itself."""
         self.timer: Timer[Session] | None = None
         """Timer of the next check for silence."""
         self.fetch_sent = 0

@@ -209,6 +209,12 @@ def _covers_all_of(denial: Acl, acl: Acl) -> bool:
     return acl.name.startswith(denial.name)
 
 
+APPLIANCE = "(appliance)"
+"""Name of the appliance's own principal: the console's and the tools' of its host. No user can have
+it: the names of users have no parentheses.
+"""
+
+
 class Principal:
     """A user at one address, with what was decided for it."""
 
@@ -239,6 +245,11 @@ class Principal:
         """
         self.targets_of = (-1, -1)
         """Numbers of the changes of routes and quotas that the targets were made after."""
+
+    @property
+    def is_appliance(self) -> bool:
+        """True for the appliance's own clients."""
+        return self.user == APPLIANCE
 
     def may(self, operation: str, kind: str, name: str) -> bool:
         """True if the operation on the resource is allowed."""

@@ -19,6 +19,31 @@ class HandshakeRequest(NamedTuple):
     versions: dict[int, int]
     """API number -> the highest version in common."""
     client_id: str
+    acting_for: str = ""
+    """JSON of an `ActingFor`. The front reads it of the appliance's own clients alone."""
+
+
+class ActingFor(NamedTuple):
+    """The user of the console's page whom a client of the appliance's own acts for."""
+
+    user: str
+    """Empty: the console's token has let them in."""
+    address: str
+    event: str = ""
+    """What the connection reports to the audit log: "login", "denied" or "query". Empty: its
+    requests alone.
+    """
+    detail: str = ""
+    """Why the login was denied, or the text of the query."""
+
+
+def decode_acting_for(text: str) -> ActingFor:
+    """Decode the field. Raises WireError."""
+    fields = decode_request(text.encode(), HANDSHAKE_MAX_BYTES)
+    known = {name: fields.get(name, "") for name in ActingFor._fields}
+    if not all(isinstance(value, str) for value in known.values()):
+        raise malformed("`acting_for` has text alone")
+    return ActingFor(**known)
 
 
 def decode_handshake(frame: Readable) -> HandshakeRequest:
@@ -32,6 +57,9 @@ def decode_handshake(frame: Readable) -> HandshakeRequest:
         raise malformed("the handshake needs `versions`: API number -> [lowest, highest]")
     if client_id is not None and not isinstance(client_id, str):
         raise malformed("`client_id` must be text")
+    acting_for = request.get("acting_for", "")
+    if not isinstance(acting_for, str):
+        raise malformed("`acting_for` must be text")
     chosen: dict[int, int] = {}
     for api, (low, high) in API_VERSIONS.items():
         theirs = offered.get(str(int(api)))
@@ -48,4 +76,4 @@ def decode_handshake(frame: Readable) -> HandshakeRequest:
             ErrorCode.UNSUPPORTED_VERSION,
             f"no version in common; this front supports {API_VERSIONS[Api.HANDSHAKE]} of HANDSHAKE",
         )
-    return HandshakeRequest(chosen, (client_id or "")[:CLIENT_ID_MAX])
+    return HandshakeRequest(chosen, (client_id or "")[:CLIENT_ID_MAX], acting_for)

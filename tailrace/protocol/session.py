@@ -70,10 +70,16 @@ class ClientSession:
     """The state machine of one connection."""
 
     def __init__(
-        self, client_id: str, first_correlation_id: int = _HANDSHAKE_CORRELATION_ID + 1
+        self,
+        client_id: str,
+        first_correlation_id: int = _HANDSHAKE_CORRELATION_ID + 1,
+        acting_for: str = "",
     ) -> None:
-        """`first_correlation_id`: of the first request after the handshake."""
+        """`first_correlation_id`: of the first request after the handshake. `acting_for`: JSON of
+        the user whom the appliance's own client acts for; empty: none.
+        """
         self._client_id = client_id
+        self._acting_for = acting_for
         self.state = State.NEW
         self.lost_code = ErrorCode.OK
         self.lost_reason = ""
@@ -95,6 +101,7 @@ class ClientSession:
             {
                 "versions": {str(int(a)): list(v) for a, v in API_VERSIONS.items()},
                 "client_id": self._client_id,
+                **({"acting_for": self._acting_for} if self._acting_for else {}),
             }
         )
         return encode_request(Api.HANDSHAKE, 1, _HANDSHAKE_CORRELATION_ID, [body])

@@ -29,7 +29,8 @@ from typing import Any
 
 import orjson
 
-from appliance.observe.console.access import guard
+from appliance.observe.console.access import actors, guard
+from appliance.observe.console.access.actors import Actor
 from appliance.observe.console.access.logins import Logins
 from appliance.observe.console.access.token import Token
 from appliance.observe.console.sampling.asker import Asker
@@ -55,6 +56,8 @@ SAMPLE_TIMEOUT_S = 10.0
 EVENT_TIMEOUT_S = 15.0
 """Time after which a stream without a sample gets a comment, so that a dead connection is seen."""
 DELAYS_MAX = 200
+_REPORTED = ("401", "403")
+"""Statuses of logins that were looked at and refused."""
 JSON = ("Content-Type", "application/json")
 _TYPES = {
     "html": "text/html; charset=utf-8",
@@ -81,18 +84,22 @@ class Site:
         token: Callable[[], str],
         host_names: frozenset[str],
         groups_run: Callable[[], bool],
+        *,
+        is_audited: bool = False,
     ) -> None:
         """`address`: a front's; `token`: what allows changes; `host_names`: see `guard`;
-        `groups_run`: the process of groups runs (a request would start it).
+        `groups_run`: the process of groups runs (a request would start it); `is_audited`: logins
+        and queries are reported to the audit log.
         """
         self._address = address
+        self._is_audited = is_audited
         self._sampler = sampler
         self._token = token
         self._host_names = host_names
         self._groups_run = groups_run
         self._queries = SqlQueries()
         self._files = _static_files()
-        self._reads: dict[str, Callable[[Mapping[str, str]], Any]] = {
+        self._reads: dict[str, Callable[[Mapping[str, str], str], Any]] = {
             "state": self._state,
             "topic": self._topic,
             "group": self._group,
@@ -121,7 +128,7 @@ class Site:
             if read is None:
                 return _error(start_response, "404 Not Found", f"there is no {path}", "NOT_FOUND")
             query = dict(urllib.parse.parse_qsl(environ.get("QUERY_STRING", "")))
-            return _json(start_response, read(query))
+            return _json(start_response, read(query, self._address_for(environ)))
         except TailraceError as error:
             return _error(start_response, _status_of(error), str(error), error.code.name)
 
@@ -129,10 +136,16 @@ class Site:
         self, logins: Logins, environ: dict[str, Any], start_response: StartResponse
     ) -> Iterable[bytes]:
         """Answer a login: what the header has becomes a session's cookie."""
-        found = guard.refuse_stranger(environ, self._host_names) or logins.login(environ)
-        if isinstance(found, guard.Refusal):
+        found = guard.refuse_stranger(environ, self._host_names)
+        if found is not None:
             return _error(start_response, found.status, found.reason, "REFUSED")
-        cookie, value = found
+        let_in, asker = logins.login(environ), logins.asker(environ)
+        if isinstance(let_in, guard.Refusal):
+            if let_in.status.startswith(_REPORTED):
+                self._report(asker, actors.DENIED, f"console: {let_in.reason}")
+            return _error(start_response, let_in.status, let_in.reason, "REFUSED")
+        self._report(asker, actors.LOGIN)
+        cookie, value = let_in
         body = orjson.dumps(value)
         length = ("Content-Length", str(len(body)))
         start_response("200 OK", [JSON, ("Set-Cookie", cookie), length, *guard.SECURITY_HEADERS])
@@ -145,6 +158,15 @@ class Site:
         except OSError as error:
             logger.warning("no_console_token reason=%r", str(error))
             return ""
+
+    def _address_for(self, environ: Mapping[str, Any]) -> str:
+        """A front's address, for connections that act for who sends a request."""
+        actor: Actor | None = environ.get(guard.ACTOR)
+        return self._address() if actor is None else actor.address(self._address())
+
+    def _report(self, actor: Actor, event: str, detail: str = "") -> None:
+        if self._is_audited:
+            actors.report(self._address(), actor, event, detail)
 
     # ---- the page --------------------------------------------------------------------------------
 
@@ -188,33 +210,34 @@ class Site:
 
     # ---- reads -----------------------------------------------------------------------------------
 
-    def _admin(self) -> Admin:
-        return Admin(self._address(), client_id="tailrace-console")
+    @staticmethod
+    def _admin(address: str) -> Admin:
+        return Admin(address, client_id=actors.CLIENT_ID)
 
-    def _state(self, _query: Mapping[str, str]) -> Any:
+    def _state(self, _query: Mapping[str, str], _address: str) -> Any:
         state = self._sampler.state(SAMPLE_TIMEOUT_S)
         if state is None:
             raise RequestTimeoutError("there is no sample of the appliance's state yet; try again")
         return state
 
-    def _topic(self, query: Mapping[str, str]) -> Any:
+    def _topic(self, query: Mapping[str, str], address: str) -> Any:
         name = _name(query, "name")
-        with self._admin() as admin:
+        with self._admin(address) as admin:
             return dict(admin.describe_topics([name])[name])
 
-    def _group(self, query: Mapping[str, str]) -> Any:
+    def _group(self, query: Mapping[str, str], address: str) -> Any:
         name = _name(query, "name")
-        with self._admin() as admin:
+        with self._admin(address) as admin:
             return admin.describe_groups(name)[name]
 
-    def _records(self, query: Mapping[str, str]) -> Any:
+    def _records(self, query: Mapping[str, str], address: str) -> Any:
         from appliance.observe.console.records import browse  # with the consumer's modules
 
-        return browse(self._address(), _name(query, "topic"), query)
+        return browse(address, _name(query, "topic"), query)
 
-    def _delays(self, query: Mapping[str, str]) -> Any:
+    def _delays(self, query: Mapping[str, str], address: str) -> Any:
         rows: list[dict[str, Any]] = []
-        with self._admin() as admin:
+        with self._admin(address) as admin:
             for delay in admin.list_delays(_name(query, "topic")):
                 if len(rows) == DELAYS_MAX:
                     return {"delays": rows, "truncated": True}
@@ -229,10 +252,10 @@ class Site:
                 )
         return {"delays": rows, "truncated": False}
 
-    def _transactions(self, _query: Mapping[str, str]) -> Any:
+    def _transactions(self, _query: Mapping[str, str], address: str) -> Any:
         if not self._groups_run():
             return []  # a request would start their process
-        with self._admin() as admin:
+        with self._admin(address) as admin:
             return list(admin.list_transactions().values())
 
     # ---- changes ---------------------------------------------------------------------------------
@@ -247,12 +270,17 @@ class Site:
             query = request.get("query")
             if not isinstance(query, str) or not query.strip():
                 raise InvalidRequestError("query is missing; it is one SQL statement")
-            return _json(start_response, self._queries.run(self._address(), query))
+            if guard.ACTOR in environ:
+                self._report(environ[guard.ACTOR], actors.QUERY, query)
+            return _json(start_response, self._queries.run(self._address_for(environ), query))
         change = CHANGES.get(path.removeprefix("/api/change/"))
         if change is None:
             return _error(start_response, "404 Not Found", f"there is no {path}", "NOT_FOUND")
-        answer = change(self._address(), request)
-        logger.info("console_change name=%s fields=%r", path.rpartition("/")[2], sorted(request))
+        answer = change(self._address_for(environ), request)
+        actor: Actor | None = environ.get(guard.ACTOR)
+        user = "" if actor is None else actor.user
+        name = path.rpartition("/")[2]
+        logger.info("console_change name=%s user=%s fields=%r", name, user, sorted(request))
         return _json(start_response, answer)
 
 
@@ -268,12 +296,15 @@ def _static_files() -> dict[str, bytes]:
 
 
 def make_site(
-    states: ProcessStates, address: Callable[[], str], data_dir: str, host_names: frozenset[str]
-) -> Site:
+    states: ProcessStates, address: Callable[[], str], data_dir: str, host_names: frozenset[str],
+    *, is_audited: bool = False,
+) -> Site:  # fmt: skip
     """The page of this appliance. `address`: a front's; `data_dir` has the token."""
     asker = Asker(states, address)
     sampler = Sampler(asker.take, asker.close)
-    return Site(address, sampler, Token(data_dir).read, host_names, asker.groups_run)
+    return Site(
+        address, sampler, Token(data_dir).read, host_names, asker.groups_run, is_audited=is_audited
+    )
 
 
 def _body(environ: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,10 @@ LOG_EVENTS: dict[str, LogEvent] = {
         "a group's own assignor failed; the default one decided",
         "correct the assignor plugin that the line names",
     ),
+    "audit_event_lost": LogEvent(
+        "a login or a query of the console's page could not be reported to the audit log",
+        "nothing, if a front was restarted; else look at its lines",
+    ),
     "audit_not_in_journal": LogEvent(
         "a line of the audit log did not reach the journal; it is in its file", NOTHING
     ),

@@ -409,7 +409,7 @@ class Connection:
         request of all clients.
         """
         first = int(self._runtime.random() * (1 << 31)) + 1 << 16
-        return ClientSession(self._client_id, first)
+        return ClientSession(self._client_id, first, self._refused.acting_for)
 
     def _open(self) -> None:
         self.opened_count += 1

@@ -2,7 +2,9 @@
 
 `context:NAME` or `context:PATH` is an address that every client takes. `#ADDRESS` behind it
 replaces the context's address. A file of `tailrace user add NAME --out FILE` is a context; contexts
-under names are in one file of the user's configuration directory (`tailrace context add`).
+under names are in one file of the user's configuration directory (`tailrace context add`). The
+appliance's own console has `?acting-for=JSON` behind the path, for the user of its page whom the
+connection acts for; the front believes it of nobody else.
 
 While the appliance rotates its key, its clients learn the next one at their handshakes, and keep it
 in their context.
@@ -24,6 +26,8 @@ from __future__ import annotations
 
 import os
 import stat
+import urllib.parse
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -36,6 +40,7 @@ SCHEME = "context:"
 FORMAT = 1
 FILE_MAX_BYTES = 1 << 20
 KEY_LENGTH = 40
+_ACTING_FOR = "?acting-for="
 
 
 class Credentials(NamedTuple):
@@ -60,6 +65,15 @@ class Target(NamedTuple):
 
     address: str
     credentials: Credentials | None
+    acting_for: str = ""
+    """JSON of the user whom the appliance's own client acts for. Empty: for itself."""
+
+
+def acting_address(address: str, acting_for: Mapping[str, str]) -> str:
+    """The address of a context, for a client of the appliance's own that acts for a user."""
+    name, _, behind = address.partition("#")
+    quoted = urllib.parse.quote(orjson.dumps(acting_for), safe="")
+    return f"{name}{_ACTING_FOR}{quoted}#{behind}"
 
 
 def contexts_path() -> str:
@@ -75,6 +89,8 @@ def resolve(text: str) -> Target:
     InvalidSettingError.
     """
     name, _, address = text.removeprefix(SCHEME).partition("#")
+    name, _, quoted = name.partition(_ACTING_FOR)
+    acting_for = urllib.parse.unquote(quoted)
     if os.sep in name or name.endswith(".context"):
         path, content = name, _read(name)
     else:
@@ -91,14 +107,14 @@ def resolve(text: str) -> Target:
         raise InvalidSettingError(f"the context {name[:100]!r} in {path} has no address")
     found_keys = _credentials(content, name, path)
     if found_keys is None:
-        return Target(address, None)
+        return Target(address, None, acting_for)
     found_keys = found_keys._replace(path=path, name="" if path == name else name)
     _stored[found_keys.public_key] = found_keys.server_keys
     learned = _unstored.get(found_keys.public_key, ())
     if set(learned) & set(found_keys.server_keys):
         server_keys = tuple(dict.fromkeys((*learned, *found_keys.server_keys)))
         found_keys = found_keys._replace(server_keys=server_keys)
-    return Target(address, found_keys)
+    return Target(address, found_keys, acting_for)
 
 
 STORE_WAIT_S = 0.5

@@ -31,10 +31,11 @@ class RefusedHandshakes:
         """`address` may name a context. Raises InvalidSettingError."""
         self.address = address
         self.credentials: Credentials | None = None
+        self.acting_for = ""
         if address.startswith("context:"):
             from tailrace.client.connections.credentials import resolve
 
-            self.address, self.credentials = resolve(address)
+            self.address, self.credentials, self.acting_for = resolve(address)
             if self.address.startswith("ipc://"):
                 self.credentials = None  # the account of this process counts there
         self._has_probes = has_probes

@@ -11,7 +11,7 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from netfront.access.gate import APPLIANCE, Gate
+from netfront.access.gate import Gate
 from netfront.access.page_tokens import PageTokens
 from netfront.fetch.lookup import metadata_service
 from netfront.session.sessions import Session
@@ -19,6 +19,7 @@ from netfront.socket.flow_control import Credit
 from netfront.socket.zap import TOKEN, Claim, claim_of, decode_claim, encode_claim
 from shm.messages.lane_messages import LaneKind
 from shm.rights.acl import check_user_name
+from shm.rights.authorizer import APPLIANCE
 from shm.rights.users import Key, User
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidRequestError

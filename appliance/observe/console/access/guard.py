@@ -40,6 +40,10 @@ IS_LET_IN = "tailrace.is_let_in"
 """Set in each request: says whether its sender would be let in now. A stream asks it."""
 
 
+ACTOR = "tailrace.actor"
+"""Set in each request that a login has let in: its `Actor`."""
+
+
 class Refusal(NamedTuple):
     """An answer that replaces the one asked for."""
 

@@ -30,8 +30,9 @@ from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
+from appliance.observe.console.access.actors import Actor
 from appliance.observe.console.access.guard import Refusal, bearer_of
-from appliance.observe.console.access.user_logins import UserLogins, has_password
+from appliance.observe.console.access.user_logins import UserLogins, given_name, has_password
 
 COOKIE = "tailrace_session"
 SESSION_S = 12 * 3600
@@ -100,6 +101,12 @@ class Logins:
             and self._is_token_of(session, bearer_of(environ))
         )
 
+    def actor(self, environ: Mapping[str, Any]) -> Actor:
+        """Who sends a request that is let in."""
+        session = self._session(environ)
+        host = str(environ.get("REMOTE_ADDR", ""))
+        return Actor("" if session is None else session.user, host)
+
     def _session(self, environ: Mapping[str, Any]) -> Session | None:
         key, now_s = _hash(_cookie(environ)), self._now_s()
         with self._lock:
@@ -129,6 +136,12 @@ class Logins:
     @staticmethod
     def _is_token_of(session: Session, given: str) -> bool:
         return bool(session.token_hash) and hmac.compare_digest(_hash(given), session.token_hash)
+
+    def asker(self, environ: Mapping[str, Any]) -> Actor:
+        """Who asks to be let in: a name that was given is anybody's until the login succeeds."""
+        has_name = self._users is not None and has_password(environ)
+        name = given_name(environ) if has_name else ""
+        return Actor(name, str(environ.get("REMOTE_ADDR", "")))
 
     def login(self, environ: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | Refusal:
         """The header Set-Cookie of a new session and the body of its answer, or why there is

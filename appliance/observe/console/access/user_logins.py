@@ -169,6 +169,11 @@ def has_password(environ: Mapping[str, Any]) -> bool:
     return str(environ.get("HTTP_AUTHORIZATION", "")).startswith(_SCHEME)
 
 
+def given_name(environ: Mapping[str, Any]) -> str:
+    """The name of such a request."""
+    return _given(environ)[0]
+
+
 def _given(environ: Mapping[str, Any]) -> tuple[str, str]:
     given = str(environ.get("HTTP_AUTHORIZATION", "")).removeprefix(_SCHEME)
     try:

@@ -49,7 +49,7 @@ def test_a_name_is_that_of_the_file_of_contexts(
         path, current=None, contexts={"prod": CONTENT, "plain": {"bootstrap": "tcp://h:1"}}
     )
     assert resolve("context:prod").credentials is not None
-    assert resolve("context:plain") == ("tcp://h:1", None)
+    assert resolve("context:plain") == ("tcp://h:1", None, "")
     with pytest.raises(InvalidSettingError, match="no context 'other'"):
         resolve("context:other")
 

@@ -73,7 +73,7 @@ class Console:
         )
         site = Site("".format, cast(Any, Sampler()), lambda: TOKEN, frozenset(), lambda: True)
         assert set(site._reads) == set(READS), "a new page needs its row in this table"
-        site._reads = {name: lambda _query: SERVED.decode() for name in READS}
+        site._reads = {name: lambda _query, _address: SERVED.decode() for name in READS}
         site._queries = cast(Any, SimpleNamespace(run=lambda *_: SERVED.decode()))
         for name in changes.CHANGES:
             monkeypatch.setitem(
