@@ -43,6 +43,18 @@ def test_links_lead_to_files() -> None:
             )
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_document_begins_with_its_title_and_its_tables_are_whole(path: pathlib.Path) -> None:
+    """Rows of a table stood above the title of docs/kafka.md."""
+    text = path.read_text()
+    assert text.startswith("# "), text[:80]
+    plain = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    for table in re.findall(r"(?:^\|.*\n?)+", plain, re.MULTILINE):
+        rows = [len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()]
+        assert re.match(r"\|.*\n\|[-:| ]+\|(?:\n|$)", table), table[:200]
+        assert len(set(rows)) == 1, table[:200]
+
+
 @functools.cache
 def _anchors(path: pathlib.Path) -> set[str]:
     """Anchors that GitHub gives to the headings of a page."""

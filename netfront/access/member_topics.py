@@ -54,9 +54,9 @@ class MemberTopics:
             if isinstance(group, str) and isinstance(member_id, str):
                 self._topics.pop(principal.user, (group, member_id))
         elif request.get("kind") != "share":  # it gives its records back with SHARE_ACQUIRE
-            _refuse_unless_all(principal, self._of(principal.user, group, member_id))
+            _refuse_unless_all(principal, self.topics_of(principal.user, group, member_id))
 
-    def _of(self, user: str, group: object, member_id: object) -> list[str]:
+    def topics_of(self, user: str, group: object, member_id: object) -> list[str]:
         """The topics of a member. A malformed id has none: the group coordinator refuses it."""
         if not isinstance(group, str) or not isinstance(member_id, str):
             return []
@@ -75,7 +75,7 @@ class MemberTopics:
         read one of them.
         """
         request = orjson.loads(body)
-        topics = self._of(principal.user, request.get("group"), request.get("member_id"))
+        topics = self.topics_of(principal.user, request.get("group"), request.get("member_id"))
         _refuse_unless_all(principal, topics)
         request["topics"] = topics
         return orjson.dumps(request)

@@ -438,6 +438,11 @@ class Front:
         if self._audit is not None:
             self._audit.denied_before(self._sessions.by_identity(identity), asker, reason)
 
+    def topics_of_member(self, user: str, group: str, member_id: str) -> list[str]:
+        """The topics of a group's member, as far as its user's rights to them are checked here."""
+        topics = self._forwarding.member_topics
+        return [] if topics is None else topics.topics_of(user, group, member_id)
+
     def _forget_quotas(self, session: Session) -> None:
         if self._quotas is not None:
             self._quotas.forget_session(session)

@@ -221,6 +221,7 @@ class Principal:
     __slots__ = (
         "_decisions",
         "_table",
+        "change_count",
         "host",
         "is_admin",
         "names",
@@ -239,6 +240,8 @@ class Principal:
         self.is_admin = is_admin
         self._table = table
         self._decisions: dict[tuple[str, str, str], bool] = {}
+        self.change_count = 0
+        """Times that its decisions were forgotten."""
         self.targets: dict[tuple[bytes, int], Any] = {}
         """Targets of the partitions that it may write to, by topic id and number. The front's
         produce service fills it.
@@ -280,3 +283,4 @@ class Principal:
         """Decide again from now on: ACLs have changed."""
         self._decisions.clear()
         self.targets.clear()
+        self.change_count += 1

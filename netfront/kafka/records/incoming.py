@@ -74,13 +74,15 @@ def to_batches(
     schema_id: int = 0,
     requires_key: bool = False,
     typed: TypedRows | None = None,
+    codec_count: int = len(CODECS),
 ) -> list[ConvertedBatch]:
     """Convert the records of one partition of a Produce request: one or more batches of magic 2.
 
     `seed` is the partition's (`checksum_seed`), `max_message_bytes` and `schema_id` its topic's.
     `now_us` is the time of records without a timestamp (-1). With `requires_key` a null key is
     refused, for compacted topics. `typed` converts to the rows of a typed topic; None: the topic
-    has the default schema.
+    has the default schema. The client's version of Produce knows the first `codec_count` codecs;
+    a batch of another one is refused.
 
     Raises KafkaRecordsError.
     """
@@ -91,7 +93,7 @@ def to_batches(
     if not len(data):
         raise KafkaRecordsError(KafkaError.INVALID_RECORD, "there is no record batch to append")
     while at < len(data):
-        header, batch = _next_batch(data, at, index)
+        header, batch = _next_batch(data, at, index, codec_count)
         try:
             packed = batch[layout.HEADER_BYTES :]
             unpacked = unpack(header.attributes & layout.CODEC_MASK, packed, room)
@@ -209,7 +211,9 @@ def _counts(made: list[bytearray], record_count: int) -> list[int]:
     return [read_header(data).record_count for data in made]
 
 
-def _next_batch(data: memoryview, at: int, index: int) -> tuple[layout.KafkaHeader, memoryview]:
+def _next_batch(
+    data: memoryview, at: int, index: int, codec_count: int
+) -> tuple[layout.KafkaHeader, memoryview]:
     """The header of the batch at `at`, and the whole batch. Raises KafkaRecordsError."""
     fault = _form_fault(data, at)
     if fault is None:
@@ -218,7 +222,12 @@ def _next_batch(data: memoryview, at: int, index: int) -> tuple[layout.KafkaHead
         if layout.crc_of(batch) != header.crc:
             fault = KafkaError.CORRUPT_MESSAGE, "the batch's checksum (CRC32C) does not match"
         else:
-            fault = _attribute_fault(header) or _count_fault(header) or _producer_fault(header)
+            fault = (
+                _attribute_fault(header)
+                or _codec_fault(header, codec_count)
+                or _count_fault(header)
+                or _producer_fault(header)
+            )
         if fault is None:
             return header, batch
     raise KafkaRecordsError(*fault, batch_index=index)
@@ -261,11 +270,19 @@ def _attribute_fault(header: layout.KafkaHeader) -> _MaybeFault:
             "the batch has the timestamp type LogAppendTime, which only the broker sets; send "
             "CreateTime"
         )
-    if attributes & layout.CODEC_MASK >= len(CODECS):
-        return KafkaError.UNSUPPORTED_COMPRESSION_TYPE, (
-            f"compression {attributes & layout.CODEC_MASK} is unknown; use {', '.join(CODECS)}"
-        )
     return None
+
+
+def _codec_fault(header: layout.KafkaHeader, codec_count: int) -> _MaybeFault:
+    codec = header.attributes & layout.CODEC_MASK
+    if codec < codec_count:
+        return None
+    known = ", ".join(CODECS[:codec_count])
+    if codec < len(CODECS):
+        known += ", or a client with a later version of Produce"
+    return KafkaError.UNSUPPORTED_COMPRESSION_TYPE, (
+        f"compression {codec} is unknown to this version of Produce; use {known}"
+    )
 
 
 def _count_fault(header: layout.KafkaHeader) -> _MaybeFault:

@@ -124,6 +124,20 @@ def test_every_version_of_produce_appends(
     assert records[1].timestamp == 1_700_000_000_001
 
 
+@pytest.mark.parametrize("version", [3, 6, 7])
+def test_zstd_of_a_version_that_does_not_know_it_is_refused(
+    appliance: EmbeddedAppliance, gateway: str, version: int
+) -> None:
+    topic, zstd = f"zstd-of-{version}", CODECS.index("zstd")
+    make(appliance, topic)
+    packed = batch(b"a" * 1000, codec=zstd)
+    refused = KafkaError.UNSUPPORTED_COMPRESSION_TYPE if version < 7 else KafkaError.NONE
+    with RawKafka(gateway) as client:
+        for records in (packed, batch(b"a") + packed):
+            assert produce(client, topic, records, version=version)["error_code"] == refused
+        assert produce(client, topic, batch(b"c", codec=3), version=version)["error_code"] == 0
+
+
 def test_version_13_names_topics_by_id(appliance: EmbeddedAppliance, gateway: str) -> None:
     topic_id = make(appliance, "by-id")
     with RawKafka(gateway) as client:

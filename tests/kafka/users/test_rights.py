@@ -260,6 +260,60 @@ def test_a_member_that_may_see_a_topic_and_not_read_it_is_refused_for_the_topic(
             assert codes(client.ask(api, 1, beat)) == {TOPIC}
 
 
+def test_a_member_whose_topic_may_not_be_read_any_more_is_refused_for_the_topic(
+    users: Users,
+) -> None:
+    """It was refused for the group, which ends Java's consumers. It goes on with the right."""
+    add(users, "withdrawn", "read group c", READ_TOPIC)
+    beat = {**BEAT, "group_id": "c", "member_id": str(uuid.uuid4())}
+    with connect(users, "withdrawn") as client:
+        beat["member_epoch"] = client.ask(68, 1, beat)["member_epoch"]
+        beat |= {"subscribed_topic_names": None, "topic_partitions": None}
+        assert not codes(client.ask(68, 1, beat))
+        users.admin.remove_acls([{"principal": "User:withdrawn", "resource_type": "topic"}])
+        wait_until(lambda: codes(client.ask(68, 1, beat)) == {TOPIC}, "the rule is gone")
+        users.allow("User:withdrawn", READ_TOPIC)
+        wait_until(lambda: not codes(client.ask(68, 1, beat)), "the rule is back")
+
+
+def test_a_pattern_takes_the_topics_that_its_user_may_read_at_the_time(users: Users) -> None:
+    """The member was refused, for the group, until it had timed out."""
+    for name in ("seen-first", "seen-next"):
+        users.admin.create_topics([NewTopic(name, 1)])
+    add(users, "matching", "read group c", "read topic seen-first", "describe topic seen-next")
+    beat = {
+        **BEAT, "group_id": "c", "member_id": str(uuid.uuid4()), "subscribed_topic_names": None,
+        "subscribed_topic_regex": "seen-.*",
+    }  # fmt: skip
+    with connect(users, "matching") as client:
+
+        def assigned() -> set[str]:
+            response = client.ask(68, 1, beat)
+            assert not codes(response)
+            beat.update(
+                member_epoch=response["member_epoch"], subscribed_topic_regex=None,
+                topic_partitions=None,
+            )  # fmt: skip
+            if response["assignment"] is not None:
+                beat["topic_partitions"] = response["assignment"]["topic_partitions"]
+                found.clear()
+                given = response["assignment"]["topic_partitions"]
+                found.update(names[bytes(each["topic_id"])] for each in given)
+            return found
+
+        found: set[str] = set()
+        described = users.admin.describe_topics(["seen-first", "seen-next"])
+        names = {bytes.fromhex(str(each["topic_id"])): name for name, each in described.items()}
+        wait_until(lambda: assigned() == {"seen-first"}, "what it may read")
+        users.allow("User:matching", "read topic seen-next")
+        wait_until(lambda: assigned() == {"seen-first", "seen-next"}, "a right that came later")
+        users.admin.remove_acls(
+            [{"principal": "User:matching", "resource_type": "topic", "name": "seen-first"}]
+        )
+        wait_until(lambda: assigned() == {"seen-next"}, "a right that was withdrawn")
+    users.admin.delete_topics(["seen-first", "seen-next"])
+
+
 def test_a_share_session_whose_topic_may_not_be_read_any_more_is_told_so(users: Users) -> None:
     """It was told to join again, which it did at once, for ever."""
     topic_id = bytes.fromhex(str(users.admin.describe_topics(ORDERS)[ORDERS]["topic_id"]))

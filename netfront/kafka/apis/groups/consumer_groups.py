@@ -24,6 +24,7 @@ from netfront.kafka.apis.pause import give_way
 from netfront.kafka.apis.shared_state import classic_groups
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError, coordinator_error
+from shm.rights.acl import READ, TOPIC
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
 
@@ -68,6 +69,8 @@ def heartbeat(call: Call) -> Steps:
         forget_pattern(call, member_id)
     answer = yield call.ask(Api.GROUP_HEARTBEAT, asked)
     if answer.code is not ErrorCode.OK:
+        if answer.code is ErrorCode.NOT_AUTHORIZED and _has_denied_topic(call, asked):
+            raise RefusedError(KafkaError.TOPIC_AUTHORIZATION_FAILED, answer.sentence)
         if answer.code in GONE:
             forget_pattern(call, member_id)
         raise RefusedError(_error_of(answer.code), answer.sentence)
@@ -98,6 +101,17 @@ def _error_of(code: ErrorCode) -> KafkaError:
     if code is ErrorCode.NOT_AUTHORIZED:  # of the member, which is another user's; see its sentence
         return KafkaError.GROUP_AUTHORIZATION_FAILED
     return coordinator_error(code)
+
+
+def _has_denied_topic(call: Call, asked: dict[str, Any]) -> bool:
+    """True if the client's user may not read all topics of the member: the right was withdrawn."""
+    names = asked.get("topics")
+    if names is None and asked["member_epoch"] < JOIN_EPOCH:
+        return False
+    if names is None:
+        front = call.services.front
+        names = front.topics_of_member(call.user, asked["group"], asked["member_id"])
+    return not all(call.may(READ, TOPIC, name) for name in names)
 
 
 def _changes(call: Call, member_id: str) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class MemberPattern:
         self.topics = topics
         """Names that the member subscribes to beside the pattern."""
         self.matched: object = None
-        """The list of names that it was last matched with."""
+        """The names and rights that it was last matched with."""
         self.last_beat_ns = last_beat_ns
         """Time of the member's last heartbeat."""
 
@@ -91,8 +91,8 @@ def _make_room(call: Call, key: tuple[str, str]) -> bool:
 
 
 def matched_topics(call: Call, member_id: str, topics: list[str] | None) -> list[str] | None:
-    """The topics of a member's pattern, when the pattern or the catalog has changed. Raises
-    RefusedError.
+    """The topics of a member's pattern, when the pattern, the catalog or the rights of the member's
+    user have changed. Raises RefusedError.
     """
     patterns, key, now_ns = _patterns_of(call), _key(call, member_id), call.services.now_ns
     text = call.request.get("subscribed_topic_regex")
@@ -114,10 +114,11 @@ def matched_topics(call: Call, member_id: str, topics: list[str] | None) -> list
     kept.last_beat_ns = now_ns
     if topics is not None:
         kept.topics = topics
-    names = call.services.routes.names()
-    if kept.matched is names and text is None:
+    names, principal = call.services.routes.names(), call.principal
+    basis = names, principal, 0 if principal is None else principal.change_count
+    if kept.matched == basis and text is None:
         return None
-    kept.matched = names
+    kept.matched = basis
     matched = checked_pattern(kept.text).matching(names)
     return [*kept.topics, *(name for name in matched if call.may(READ, TOPIC, name))]
 

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from netfront.kafka.apis.cluster.leader_epochs import base_epoch
+from netfront.kafka.apis.records.producer_codecs import codecs_of_producer
 from netfront.kafka.apis.records.tail_cache import TailCache
 from netfront.kafka.records.batch_layout import (
     ATTRIBUTE_CONTROL,
@@ -48,8 +49,12 @@ class Converted(NamedTuple):
     """True if batches are left over."""
 
 
-def convert_incoming(route: Assignment, records: Readable, now_us: int) -> Sequence[ConvertedBatch]:
-    """Convert the records of one partition of a Produce request. Raises KafkaRecordsError."""
+def convert_incoming(
+    route: Assignment, records: Readable, now_us: int, version: int
+) -> Sequence[ConvertedBatch]:
+    """Convert the records of one partition of a Produce request of a version. Raises
+    KafkaRecordsError.
+    """
     return to_batches(
         records,
         seed=checksum_seed(route.topic_id, route.partition),
@@ -58,6 +63,7 @@ def convert_incoming(route: Assignment, records: Readable, now_us: int) -> Seque
         schema_id=route.schema_id,
         requires_key="compact" in str(route.settings.get("cleanup.policy", "")),
         typed=typed_rows_of(route, route.schema),
+        codec_count=codecs_of_producer(version),
     )
 
 

@@ -264,7 +264,8 @@ def _converted(call: Call, writer: TransactionalProducer | None, place: Place) -
             )
             return None
     try:
-        batches = [b.data for b in convert_incoming(route, records, call.services.wall_us())]
+        now_us = call.services.wall_us()
+        batches = [b.data for b in convert_incoming(route, records, now_us, call.version)]
     except KafkaRecordsError as refused:
         entry.update(error_code=refused.code, error_message=str(refused))
         if refused.record_index is not None:

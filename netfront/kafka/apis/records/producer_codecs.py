@@ -27,6 +27,7 @@ NONE = CODECS[0]
 ZSTD = CODECS[-1]
 ZSTD_FETCH_VERSION = 10
 """The first version of Fetch whose clients know zstd."""
+ZSTD_PRODUCE_VERSION = 7
 Codecs = OrderedDict[tuple[bytes, int], str]
 
 
@@ -46,6 +47,11 @@ def note_codec(services: Services, route: Assignment, records: Readable) -> None
         codecs[place] = codec
         if len(codecs) > PARTITIONS_MAX:
             codecs.popitem(last=False)
+
+
+def codecs_of_producer(version: int) -> int:
+    """The number of codecs, from the first, that clients of a version of Produce know."""
+    return len(CODECS) - (version < ZSTD_PRODUCE_VERSION)
 
 
 def is_unknown_codec(route: Assignment, version: int) -> bool:
