@@ -9,7 +9,9 @@ JSON has them. A row whose object lacks the column takes it from the record's ke
 `key.column` a record's key chooses its partition and is not stored. Typed topics have no headers:
 those of a record are not stored.
 
-A row without a value in its column `timestamp` (timestamp[us, UTC]) takes the record's time.
+A row without a value in its column `timestamp` (timestamp[us, UTC]) takes the record's time. One
+that leaves out a column has its default, and one of an earlier version of the schema becomes one of
+the newest, as by our own producers (docs/schemas.md).
 
 Owner: pure. pyarrow is imported with this module, which only a typed topic's conversion imports.
 
@@ -19,6 +21,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -36,8 +39,10 @@ from tailrace.batch.arrow_codec import (
     timestamp_range,
     timestamps_of,
 )
-from tailrace.core.errors import SchemaMismatchError
+from tailrace.core.errors import SchemaMismatchError, UnsupportedBatchError
 from tailrace.format.crc32c import Readable
+from tailrace.format.evolution.schema_history import SchemaHistory
+from tailrace.format.evolution.schema_rules import defaults_of
 from tailrace.format.record_batch.arrow_metadata import read_record_batch
 from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_LOG_APPEND_TIME,
@@ -57,13 +62,22 @@ class TypedRows:
     """Converts the rows of one schema of a topic."""
 
     def __init__(
-        self, schema_message: Readable, *, value_format: str = "json", key_column: str = ""
+        self,
+        schema_message: Readable,
+        *,
+        value_format: str = "json",
+        key_column: str = "",
+        versions: Sequence[tuple[int, bytes]] = (),
     ) -> None:
         """`value_format`, `key_column`: the topic's settings `kafka.value.format` and `key.column`.
+        `versions`: id and schema message of all versions, this one last, for what comes in.
 
         Raises pyarrow.ArrowInvalid.
         """
         self.schema = from_message(bytes(schema_message))
+        self._history = SchemaHistory(versions) if len(versions) > 1 else None
+        self._defaults = defaults_of(bytes(schema_message))
+        self._key_default = self._defaults.pop(key_column, None)
         self._is_json = value_format != "arrow"
         self._key = self.schema.get_field_index(key_column) if key_column else -1
         self._columns = [JsonColumn(field) for field in self.schema]
@@ -134,6 +148,11 @@ class TypedRows:
 
     def _rows_of_objects(self, values: list[bytes], keys: list[bytes | None]) -> pa.RecordBatch:
         objects = [self._object(row, value) for row, value in enumerate(values)]
+        if self._key_default is not None:
+            name = self.schema.field(self._key).name
+            for each, key in zip(objects, keys, strict=True):
+                if key is None:
+                    each.setdefault(name, self._key_default)
         columns = [
             column.cells([each.get(column.name) for each in objects]) for column in self._columns
         ]
@@ -153,6 +172,9 @@ class TypedRows:
                 f"has a value that is JSON of type {type(found).__name__}; a row of a typed topic "
                 "is an object of column and value",
             )
+        if not self._names.issuperset(found) and self._history is not None:
+            older = self._history.row_of(found)
+            found = found if older is None else older
         if not self._names.issuperset(found):
             unknown = min(name for name in found if name not in self._names)
             raise MisfitError(
@@ -160,7 +182,7 @@ class TypedRows:
                 f"has {unknown!r}, which is no column of the topic; its columns are "
                 f"{', '.join(self.schema.names):.300}",
             )
-        return found
+        return {**self._defaults, **found} if self._defaults else found
 
     def _with_keys(self, rows: pa.RecordBatch, keys: list[bytes | None]) -> pa.RecordBatch:
         """Rows without a key take their record's; others must agree with it."""
@@ -208,8 +230,10 @@ class TypedRows:
             try:
                 table = pa.ipc.open_stream(value).read_all()
                 table.validate(full=True)
-                table = conform(table, self.schema)
-            except (pa.ArrowException, OSError, ValueError, SchemaMismatchError) as error:
+                table = self._fitting(table)
+            except (
+                pa.ArrowException, OSError, ValueError, SchemaMismatchError, UnsupportedBatchError,
+            ) as error:  # fmt: skip
                 raise MisfitError(
                     row, f"has a value that is no Arrow stream of the topic's schema: {error}"
                 ) from None
@@ -219,6 +243,22 @@ class TypedRows:
                 )
             tables.append(table)
         return pa.concat_tables(tables).combine_chunks().to_batches()[0]
+
+    def _fitting(self, table: pa.Table) -> pa.Table:
+        """A table with the columns of the schema, or of an earlier version. Raises
+        SchemaMismatchError, UnsupportedBatchError.
+        """
+        history, names = self._history, table.column_names
+        if history is None or self._names == set(names):
+            return conform(table, self.schema)
+        version = history.version_with(names)
+        if version is None:
+            return conform(table, self.schema)
+        converted = []
+        for rows in conform(table, history.schema(version)).to_batches():
+            history.check_kept(rows, version)
+            converted.append(history.convert(rows, version))
+        return pa.Table.from_batches(converted, self.schema)
 
     def _check_keys(self, rows: pa.RecordBatch) -> None:
         if self._key >= 0 and rows.column(self._key).null_count:

@@ -14,6 +14,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
+import tailrace
 from netfront.kafka.apis.records.fetch import OUT_MAX_BYTES
 from netfront.kafka.records.batch_layout import read_kafka_header
 from netfront.kafka.wire.errors import KafkaError
@@ -624,6 +625,55 @@ def test_a_typed_topic_is_json_to_kafka_clients(appliance: EmbeddedAppliance, ga
     values = [json.loads(reader.consume(1, HANG_LIMIT_S)[0].value()) for _ in range(2)]
     reader.close()
     assert values == rows
+
+
+@pytest.mark.parametrize("is_idempotent", [True, False])
+def test_a_kafka_producer_goes_on_while_its_topics_schema_changes(
+    appliance: EmbeddedAppliance, gateway: str, topic: str, is_idempotent: bool
+) -> None:
+    """It knows the first version alone. Batches that an alteration overtakes are sent again."""
+    confluent = pytest.importorskip("confluent_kafka")
+    fields = [pa.field("city", pa.string()), pa.field("number", pa.int64())]
+    failed: list[Any] = []
+    delivered: list[int] = []
+
+    def note(error: Any, message: Any) -> None:
+        if error is None:
+            delivered.append(message.offset())
+        else:
+            failed.append(error)
+
+    producer = confluent.Producer(
+        {"bootstrap.servers": gateway, "enable.idempotence": is_idempotent, "linger.ms": 1}
+    )
+    sent = 0
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic(topic, schema=pa.schema(fields))])
+        for change in range(8):
+            if change == 4:
+                fields[0] = pa.field("town", pa.string(), metadata={"tailrace.alias": "city"})
+            added = pa.field(f"more{change}", pa.int64(), metadata={"tailrace.default": "7"})
+            fields.append(added)
+            until = len(delivered) + 200
+            altering = threading.Thread(
+                target=admin.alter_topics, kwargs={"schema": {topic: pa.schema(fields)}}
+            )
+            altering.start()
+            while (altering.is_alive() or len(delivered) < until) and not failed:
+                if sent - len(delivered) < 2_000:
+                    row = {"city": "Oslo", "number": sent}
+                    producer.produce(topic, json.dumps(row), on_delivery=note)
+                    sent += 1
+                    producer.poll(0)
+                else:
+                    producer.poll(0.01)
+            altering.join()
+    assert producer.flush(HANG_LIMIT_S) == 0
+    assert not failed
+    rows = tailrace.scan(topic, appliance.address).read_all()
+    assert sorted(rows.column("number").to_pylist()) == list(range(sent))
+    assert rows.column("town").unique().to_pylist() == ["Oslo"]
+    assert rows.column("more0").unique().to_pylist() == [7]
 
 
 def test_an_idempotent_producer_survives_the_gateways_death(

@@ -37,6 +37,8 @@ _SKIPPED_NAME = b"\0\0\0\1"
 _SKIPPED_VALUE = b"\0\0\0\0\0\0"
 """Key and value of a control record: version 0, type 1 (commit); version 0, coordinator epoch 0."""
 _NO_PRODUCER = 0
+Versions = tuple[tuple[int, bytes], ...]
+"""Id and schema message of each version of a topic's schema, the oldest first."""
 
 
 class Converted(NamedTuple):
@@ -62,26 +64,35 @@ def convert_incoming(
         max_message_bytes=int(route.settings["max.message.bytes"]),
         schema_id=route.schema_id,
         requires_key="compact" in str(route.settings.get("cleanup.policy", "")),
-        typed=typed_rows_of(route, route.schema),
+        typed=_incoming_rows_of(route),
         codec_count=codecs_of_producer(version),
     )
 
 
-def typed_rows_of(route: Assignment, schema: bytes) -> TypedRows | None:
+def _incoming_rows_of(route: Assignment) -> TypedRows | None:
+    """The conversion of rows that come in, in the newest version or an earlier one."""
+    if not route.older_schemas:
+        return typed_rows_of(route, route.schema)
+    versions = (*sorted(route.older_schemas.items()), (route.schema_id, route.schema))
+    return typed_rows_of(route, route.schema, versions)
+
+
+def typed_rows_of(route: Assignment, schema: bytes, versions: Versions = ()) -> TypedRows | None:
     """The conversion of a typed topic's rows; None: the topic has the default schema."""
     if not route.typed:
         return None
     settings = route.settings
     return _typed_rows(
-        schema, str(settings.get("kafka.value.format", "json")), str(settings.get("key.column", ""))
-    )
+        schema, str(settings.get("kafka.value.format", "json")),
+        str(settings.get("key.column", "")), versions,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=TYPED_MAX)
-def _typed_rows(schema: bytes, value_format: str, key_column: str) -> TypedRows:
+def _typed_rows(schema: bytes, value_format: str, key_column: str, versions: Versions) -> TypedRows:
     from netfront.kafka.records.typed import TypedRows  # imports pyarrow, for typed topics only
 
-    return TypedRows(schema, value_format=value_format, key_column=key_column)
+    return TypedRows(schema, value_format=value_format, key_column=key_column, versions=versions)
 
 
 def convert_outgoing(

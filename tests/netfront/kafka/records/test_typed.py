@@ -13,7 +13,7 @@ import pytest
 from netfront.kafka.records.errors import KafkaError, KafkaRecordsError
 from netfront.kafka.records.incoming import ConvertedBatch, to_batches
 from netfront.kafka.records.outgoing import from_batch
-from netfront.kafka.records.typed import TypedRows
+from netfront.kafka.records.typed import TypedRows, _stream_of
 from tailrace.batch.arrow_codec import decode, encode
 from tailrace.format.record_batch.arrow_metadata import read_schema
 from tailrace.format.record_batch.batch_header import ATTRIBUTE_LOG_APPEND_TIME
@@ -61,7 +61,7 @@ def our_rows(rows: list[dict[str, Any]], schema: pa.Schema, **numbers: int) -> b
     return bytes(encode(frame, schema_id=0, seed=SEED, compression="none", **times))
 
 
-def served(batch: bytes, schema: pa.Schema, **settings: str) -> list[tuple[int, Row]]:
+def served(batch: bytes, schema: pa.Schema, **settings: Any) -> list[tuple[int, Row]]:
     message = to_message(schema)
     typed = TypedRows(message, **settings)
     return read_kafka(from_batch(batch, seed=SEED, schema=read_schema(message), typed=typed))
@@ -69,7 +69,7 @@ def served(batch: bytes, schema: pa.Schema, **settings: str) -> list[tuple[int, 
 
 def taken(
     values: list[Any], schema: pa.Schema, *, keys: list[bytes | None] | None = None,
-    max_message_bytes: int = 1 << 20, requires_key: bool = False, **settings: str,
+    max_message_bytes: int = 1 << 20, requires_key: bool = False, **settings: Any,
 ) -> list[ConvertedBatch]:  # fmt: skip
     encoded = [
         value if value is None or isinstance(value, bytes) else orjson.dumps(value)
@@ -235,6 +235,53 @@ def test_the_column_timestamp_is_the_time_of_a_record() -> None:
     made = taken([{"n": 1}, {"n": 2, "timestamp": 1000}], schema)
     assert [row["timestamp"].timestamp() for row in rows_in(made, schema)] == [0.007, 1.0]
     assert [row[2] for _, row in served(bytes(made[0].data), schema)] == [7, 1000]
+
+
+OLDER = canonical(pa.schema([("key", pa.utf8()), ("carrier", pa.utf8()), ("delay", pa.int32())]))
+NEWER = canonical(
+    pa.schema(
+        [
+            pa.field("key", pa.utf8(), metadata={"tailrace.default": '"none"'}),
+            pa.field("airline", pa.utf8(), metadata={"tailrace.alias": "carrier"}),
+            pa.field("delay", pa.int64(), metadata={"tailrace.default": "-1"}),
+            pa.field("gate", pa.utf8(), metadata={"tailrace.default": '"?"'}),
+        ]
+    )
+)
+VERSIONS = [(3, to_message(OLDER)), (5, to_message(NEWER))]
+
+
+def test_rows_of_an_earlier_version_become_rows_of_the_newest_and_left_out_columns_defaults() -> (
+    None
+):
+    """Kafka's clients go on over an altered schema, as our own do."""
+    values = [
+        {"key": "a", "carrier": "AA", "delay": 5}, {"carrier": "AB"}, {"airline": "AC"},
+        {"airline": "AD", "gate": None, "delay": None}, {},
+    ]  # fmt: skip
+    keys = [None, b"b", b"c", b"d", None]
+    made = taken(values, NEWER, keys=keys, key_column="key", versions=VERSIONS)
+    assert rows_in(made, NEWER) == [
+        {"key": "a", "airline": "AA", "delay": 5, "gate": "?"},
+        {"key": "b", "airline": "AB", "delay": -1, "gate": "?"},
+        {"key": "c", "airline": "AC", "delay": -1, "gate": "?"},
+        {"key": "d", "airline": "AD", "delay": None, "gate": None},
+        {"key": "none", "airline": None, "delay": -1, "gate": "?"},
+    ]
+    with pytest.raises(KafkaRecordsError, match="'nosuch', which is no column"):
+        taken([{"nosuch": 1}], NEWER, versions=VERSIONS)
+
+
+def test_an_arrow_stream_of_an_earlier_version_becomes_a_row_of_the_newest() -> None:
+    older = [{"key": "a", "carrier": "AA", "delay": 5}, {"key": "b", "carrier": None, "delay": 6}]
+    batches = taken(older, OLDER)
+    rows = decode(memoryview(batches[0].data), OLDER, SEED)[1]
+    streams = [_stream_of(rows.slice(row, 1)) for row in range(2)]
+    made = taken(streams, NEWER, value_format="arrow", key_column="key", versions=VERSIONS)
+    assert rows_in(made, NEWER) == [
+        {"key": "a", "airline": "AA", "delay": 5, "gate": "?"},
+        {"key": "b", "airline": None, "delay": 6, "gate": "?"},
+    ]
 
 
 def test_sparse_rows_keep_their_offsets() -> None:
