@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from tailrace.core.errors import ClientClosedError, TailraceError
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.producer.producer import CALLBACK_ROUNDS_MAX
 from tests.conformance.worlds import ENOUGH_S, WORLDS, World
-from tests.kit.processes import children, wait_until
+from tests.kit.processes import children, stopped, wait_until
 
 MANY = 4_000
 SENDERS = 3
@@ -35,11 +34,8 @@ def made(appliance: EmbeddedAppliance, topic: str) -> str:
 @contextmanager
 def no_acknowledgement(appliance: EmbeddedAppliance) -> Iterator[None]:
     worker = children(appliance)["tr-worker-0"]
-    os.kill(worker, signal.SIGSTOP)
-    try:
+    with stopped(worker):
         yield
-    finally:
-        os.kill(worker, signal.SIGCONT)
 
 
 def stored(appliance: EmbeddedAppliance, topic: str) -> list[Any]:

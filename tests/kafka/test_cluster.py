@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import resource
 import shutil
-import signal
 import struct
 import subprocess
 
@@ -22,10 +20,7 @@ from netfront.kafka.wire.errors import KafkaError
 from tailrace import Admin, NewTopic
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.peers.raw_kafka import API_VERSIONS, RawKafka, kill_gateway
-from tests.kit.processes import (
-    HANG_LIMIT_S,
-    children,
-)
+from tests.kit.processes import HANG_LIMIT_S, children, stopped
 
 METADATA, PARTITIONS = 3, 75
 ALL = {"topics": None}
@@ -142,13 +137,10 @@ def test_a_topic_that_another_front_has_made_is_known_to_the_next_request(
     with Admin(appliance.address) as admin, RawKafka(gateway) as client:
         client.ask(METADATA, 9, ALL)
         pid = gateway_pid(appliance)
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with stopped(pid):
             admin.create_topics([NewTopic("made-elsewhere", partitions=3)])
             asked = {"topics": [{"name": "made-elsewhere"}], "allow_auto_topic_creation": False}
             client.send(METADATA, 9, asked)
-        finally:
-            os.kill(pid, signal.SIGCONT)
         (topic,) = client.receive(METADATA, 9)[1]["topics"]
         assert topic["error_code"] == 0
         assert [p["error_code"] for p in topic["partitions"]] == [0, 0, 0]

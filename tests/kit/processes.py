@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from shm.memory.layout import ProcessWord, RegionKind, Role
 from shm.memory.region import Region
@@ -24,12 +24,18 @@ HANG_LIMIT_S = 200.0
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = HANG_LIMIT_S) -> None:
     """Poll a condition of the outside world (there is no event to wait on); fails the test when it
     never comes true.
+
+    A condition that asks an appliance takes it milliseconds of CPU: the pause is longer then.
     """
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, f"never happened: {what}"
-        pause.wait(0.01)
+    while True:
+        asked = time.monotonic()
+        if condition():
+            return
+        answered = time.monotonic()
+        assert answered < deadline, f"never happened: {what}"
+        pause.wait(min(max(0.01, 4 * (answered - asked)), 0.1))
 
 
 def comm(pid: int) -> str:
@@ -63,6 +69,17 @@ def _children_of(pid: int) -> list[int]:
         ):
             found += file.read().split()
     return [int(child) for child in found]
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Stop a process (SIGSTOP) for the block, which may kill it."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # the supervisor has reaped it
+            os.kill(pid, signal.SIGCONT)
 
 
 def kill_and_wait_for_successor(

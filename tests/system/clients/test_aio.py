@@ -7,8 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
-import os
-import signal
 import threading
 from typing import Any
 
@@ -23,7 +21,7 @@ from tailrace.core.errors import (
     OffsetOutOfRangeError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kit.processes import children
+from tests.kit.processes import children, stopped
 from tests.kit.runs.aio import run, stored, ticking
 
 
@@ -328,8 +326,7 @@ def test_a_full_buffer_is_awaited_while_the_loop_goes_on(
             AsyncProducer(appliance.address, buffer_memory=65_536, batch_size=8_192) as producer,
         ):
             await producer.send_and_wait(made, b"first", partition=0)
-            os.kill(worker, signal.SIGSTOP)
-            try:
+            with stopped(worker):
 
                 async def send(number: int) -> None:
                     await producer.send(made, b"%d" % number + bytes(4_000), partition=0)
@@ -342,8 +339,6 @@ def test_a_full_buffer_is_awaited_while_the_loop_goes_on(
                 sends[101].cancel()
                 await ticks(100)
                 assert sum(task.done() for task in sends) == done + 2
-            finally:
-                os.kill(worker, signal.SIGCONT)
             await asyncio.wait(sends)
             assert (await producer.metrics())["buffered_bytes"] <= 65_536
 

@@ -27,7 +27,7 @@ from tailrace.core.errors import (
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.hosts.forks import REFUSED, USED, in_child
 from tests.kit.members.queues import LONG_MS
-from tests.kit.processes import HANG_LIMIT_S, children
+from tests.kit.processes import HANG_LIMIT_S, children, stopped
 from tests.kit.runs.aio import NOWHERE, failure, run, stored
 
 
@@ -139,14 +139,11 @@ def test_what_cannot_be_sent_ends_with_its_producer(
         worker = children(appliance)["tr-worker-0"]
         producer = AsyncProducer(appliance.address)
         await producer.send_and_wait(made, b"first")
-        os.kill(worker, signal.SIGSTOP)
-        try:
+        with stopped(worker):
             handle = await producer.send(made, b"x")
             waiting = asyncio.ensure_future(handle)
             await asyncio.sleep(0)
             await producer.close(timeout=0.01)
-        finally:
-            os.kill(worker, signal.SIGCONT)
         with pytest.raises(ClientClosedError, match="closed"):
             await waiting
 

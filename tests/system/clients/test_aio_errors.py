@@ -7,8 +7,6 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import inspect
-import os
-import signal
 from collections.abc import Awaitable, Callable
 
 import pyarrow as pa
@@ -26,7 +24,7 @@ from tailrace.core.errors import (
     UnknownTopicError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kit.processes import children
+from tests.kit.processes import children, stopped
 from tests.kit.runs.aio import NOWHERE, failure, plain_failure, run, sentence
 
 
@@ -153,8 +151,7 @@ def test_a_buffer_that_stays_full_and_a_flush_that_takes_too_long_are_told(
             appliance.address, buffer_memory=65_536, max_block_ms=100
         ) as producer:
             await producer.send_and_wait(made, b"first")
-            os.kill(worker, signal.SIGSTOP)
-            try:
+            with stopped(worker):
                 sends = await asyncio.gather(
                     *(failure(producer.send(made, bytes(4_000))) for _ in range(100))
                 )
@@ -166,8 +163,6 @@ def test_a_buffer_that_stays_full_and_a_flush_that_takes_too_long_are_told(
                     RequestTimeoutError, match=r"not everything was acknowledged within 0\.05 s"
                 ):
                     await producer.flush(timeout=0.05)
-            finally:
-                os.kill(worker, signal.SIGCONT)
             await producer.flush()
             assert (await producer.metrics())["buffered_bytes"] == 0
 

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import os
-import signal
 import threading
 from collections.abc import Callable
 
@@ -18,7 +16,7 @@ from tailrace.core.errors import ClientClosedError
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.hosts.forks import CHILD_TIMEOUT_S, REFUSED, USED, in_child
 from tests.kit.hosts.programs import read_values, run_program
-from tests.kit.processes import HANG_LIMIT_S, children
+from tests.kit.processes import HANG_LIMIT_S, children, stopped
 
 
 @pytest.fixture
@@ -91,12 +89,9 @@ def test_a_record_under_way_at_the_fork_cannot_be_waited_for_in_the_child(
     flusher = children(appliance)["tr-flusher-0"]
     with Producer(appliance.address) as producer:
         producer.send(made, b"first").result(60)
-        os.kill(flusher, signal.SIGSTOP)
-        try:
+        with stopped(flusher):
             handle = producer.send(made, b"second")
             assert in_child(handle.result) == REFUSED
-        finally:
-            os.kill(flusher, signal.SIGCONT)
         assert handle.result(60).offset == 1
 
 

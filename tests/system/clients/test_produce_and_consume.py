@@ -28,7 +28,7 @@ from tailrace.core.errors import (
 )
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.appliances.topics import create, read_all
-from tests.kit.processes import HANG_LIMIT_S
+from tests.kit.processes import HANG_LIMIT_S, stopped
 
 
 @pytest.mark.parametrize("acks", [0, 1, "all"])
@@ -329,7 +329,6 @@ def test_a_producer_in_a_forked_child_says_so(appliance: EmbeddedAppliance, topi
 def test_waiting_for_a_record_can_time_out_and_go_on(
     appliance: EmbeddedAppliance, topic: str
 ) -> None:
-    import signal
 
     from tests.kit.processes import children
 
@@ -337,21 +336,17 @@ def test_waiting_for_a_record_can_time_out_and_go_on(
     flusher = children(appliance)["tr-flusher-0"]
     with Producer(appliance.address, acks="all") as producer:
         producer.send(topic, b"first").result(60)
-        os.kill(flusher, signal.SIGSTOP)
-        try:
+        with stopped(flusher):
             handle = producer.send(topic, b"second")
             with pytest.raises(RequestTimeoutError):
                 handle.result(0.2)
             assert not handle.done()
-        finally:
-            os.kill(flusher, signal.SIGCONT)
         assert handle.result(60).offset == 1
 
 
 def test_a_request_that_times_out_is_sent_again_and_stored_once(
     appliance: EmbeddedAppliance, topic: str
 ) -> None:
-    import signal
 
     from tests.kit.processes import children, wait_until
 
@@ -360,13 +355,10 @@ def test_a_request_that_times_out_is_sent_again_and_stored_once(
     with Producer(
         appliance.address, acks="all", request_timeout_ms=100, retry_backoff_ms=20
     ) as producer:
-        os.kill(flusher, signal.SIGSTOP)
-        try:
+        with stopped(flusher):
             handles = [producer.send(topic, b"%d" % n) for n in range(10)]
             wait_until(lambda: producer.metrics()["retries"] >= 3, "the request is sent again")
             assert not handles[0].done()
-        finally:
-            os.kill(flusher, signal.SIGCONT)
         assert [handle.result(60).offset for handle in handles] == list(range(10))
     assert [record.value for record in read_all(appliance, topic, 10)] == [
         b"%d" % n for n in range(10)

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
@@ -30,7 +28,7 @@ from tailrace.aio import AsyncConsumer
 from tailrace.core.topic_names import retry_topic
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.members.queues import fits, read
-from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
+from tests.kit.processes import children, kill_and_wait_for_successor, stopped, wait_until
 
 LONG_MS = 60_000
 
@@ -362,16 +360,13 @@ def test_members_that_make_the_retry_topic_at_once_both_retry(
                 return True
             return False
 
-        os.kill(flusher, signal.SIGSTOP)
-        try:
+        with stopped(flusher):
             one = pool.submit(first.retry_later, records[0], 0)
             wait_until(is_decided, "the topic is decided")
             other = pool.submit(second.retry_later, records[1], 0)
             wait([other], timeout=0.5)  # so long it may go wrong
             assert not one.done()
             assert not other.done(), other.exception()
-        finally:
-            os.kill(flusher, signal.SIGCONT)
         assert one.result() == other.result() == 1
 
 

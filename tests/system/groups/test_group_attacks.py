@@ -4,9 +4,7 @@ others.
 
 from __future__ import annotations
 
-import os
 import pathlib
-import signal
 import threading
 import time
 from collections import deque
@@ -23,7 +21,7 @@ from tailrace.protocol.frame import Api
 from tests.kit.appliances.orders import create, start
 from tests.kit.members.groups import heartbeats, member, poll_until_shared
 from tests.kit.peers.raw_client import RawClient
-from tests.kit.processes import children, wait_until
+from tests.kit.processes import children, stopped, wait_until
 
 GROUPS = "tr-groups-0"
 
@@ -73,16 +71,13 @@ def test_a_process_of_groups_that_was_stopped_for_longer_than_their_sessions_rem
 
         epochs = heard(beat(heard(beat({}))))
         pid = children(own)[GROUPS]
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with stopped(pid):
             stopped_ns = time.monotonic_ns()
             sent = beat(epochs)
             pause = threading.Event()
             while time.monotonic_ns() - stopped_ns < 4_500_000_000:
                 assert clients[0].answer(clients[0].send(Api.PING))[0] is ErrorCode.OK
                 pause.wait(0.05)
-        finally:
-            os.kill(pid, signal.SIGCONT)
         assert set(heard(sent)) == {member_id for _, member_id in members}
         summary = clients[0].ask(
             Api.DESCRIBE_GROUP, {"group": "g", "part": "members", "after": None}

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import pathlib
 import resource
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from tests.kit.processes import (
     commits_of,
     kill_and_wait_for_successor,
     shared_memory,
+    stopped,
     wait_until,
 )
 
@@ -215,8 +215,7 @@ def test_commits_of_many_sessions_that_come_together_share_a_transaction(
     with ExitStack() as stack:
         clients = [stack.enter_context(RawClient(own.address)) for _ in range(40)]
         pid = children(own)[GROUPS]
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with stopped(pid):
             asked = []
             for number, each in enumerate(clients):
                 body = b'{"group":"storm-%d","offsets":[["orders",0,%%d,-1,""]]}' % number
@@ -227,8 +226,6 @@ def test_commits_of_many_sessions_that_come_together_share_a_transaction(
                 clients * 2
             ):  # what came before is with the process when the second is answered
                 assert each.answer(each.send(Api.PING))[0] is ErrorCode.OK
-        finally:
-            os.kill(pid, signal.SIGCONT)
         assert {each.answer(number)[0] for each, number in asked} == {ErrorCode.OK}
         # 200 commits; what the member has begun before may take one of its own
         assert commits_of(own, Role.GROUPS) <= before + 3

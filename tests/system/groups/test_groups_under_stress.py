@@ -35,7 +35,13 @@ from tests.kit.members.groups import (
     poll_until_shared,
     read_until,
 )
-from tests.kit.processes import HANG_LIMIT_S, children, kill_and_wait_for_successor, wait_until
+from tests.kit.processes import (
+    HANG_LIMIT_S,
+    children,
+    kill_and_wait_for_successor,
+    stopped,
+    wait_until,
+)
 
 PARTITIONS = 4
 RECORDS = 200
@@ -350,16 +356,13 @@ def test_a_front_that_takes_long_to_come_again_costs_none_of_its_members_its_pla
             other_told.calls.clear()
             kill_and_wait_for_successor(running, "tr-front-0")
             successor = children(running)["tr-front-0"]
-            os.kill(successor, signal.SIGSTOP)
-            try:
+            with stopped(successor):
                 begun = heartbeats(other)
                 poll_until(
                     [other],
                     lambda: heartbeats(other) > begun + 12,
                     "the process of groups had three seconds to look",
                 )
-            finally:
-                os.kill(successor, signal.SIGCONT)
             one.commit()
             begun = heartbeats(one)
             poll_until(
@@ -485,14 +488,11 @@ def test_a_topic_that_goes_while_it_is_read_is_no_error_of_a_member(
     ):
         read_until([consumer], RECORDS)
         pid = children(appliance)["tr-groups-0"]
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with stopped(pid):
             admin.delete_topics([filled])
             for _ in range(20):
                 consumer.poll(10)
             assert len(consumer.assignment()) == PARTITIONS, "the group has not heard of it"
-        finally:
-            os.kill(pid, signal.SIGCONT)
         poll_until(
             [consumer], lambda: consumer.assignment() == [], "the topic's partitions are given up"
         )

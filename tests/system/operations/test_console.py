@@ -9,7 +9,6 @@ import datetime as dt
 import errno
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import urllib.error
@@ -24,7 +23,13 @@ from appliance.config.settings import Settings
 from tailrace import Admin, NewTopic, Producer, TopicPartition
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.appliances.console import console_of, get, metrics
-from tests.kit.processes import HANG_LIMIT_S, children, kill_and_wait_for_successor, wait_until
+from tests.kit.processes import (
+    HANG_LIMIT_S,
+    children,
+    kill_and_wait_for_successor,
+    stopped,
+    wait_until,
+)
 
 
 @pytest.mark.skipif(
@@ -136,13 +141,10 @@ def test_health_says_who_does_not_serve_and_metrics_go_on_without_a_front(
     wait_until(lambda: get(address, "/health/ready") == (200, "ready\n"), "it is ready")
     assert get(address, "/nothing")[0] == 404
     front = children(appliance)["tr-front-0"]
-    os.kill(front, signal.SIGSTOP)
-    try:
+    with stopped(front):
         found = metrics(address)
         assert found["tailrace_up", frozenset()] == 0
         assert found["tailrace_process_live", frozenset({("process", "front-0")})] == 1
-    finally:
-        os.kill(front, signal.SIGCONT)
     wait_until(lambda: metrics(address)["tailrace_up", frozenset()] == 1, "the front answers")
     kill_and_wait_for_successor(appliance, "tr-front-0")
     wait_until(lambda: get(address, "/health/ready")[0] == 200, "it is ready again")

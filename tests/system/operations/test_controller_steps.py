@@ -4,9 +4,7 @@ of.
 
 from __future__ import annotations
 
-import os
 import pathlib
-import signal
 import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,7 +17,7 @@ from tailrace.core.error_codes import ErrorCode
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tailrace.protocol.frame import Api
 from tests.kit.peers.raw_client import RawClient
-from tests.kit.processes import children, commits_of
+from tests.kit.processes import children, commits_of, stopped
 
 
 @pytest.fixture
@@ -35,8 +33,7 @@ def test_requests_that_come_together_are_one_transaction(own: EmbeddedAppliance)
         assert clients[0].ask(Api.CREATE_TOPICS, {"topics": [{"name": "t"}]})[0] is ErrorCode.OK
         before = commits_of(own, Role.CONTROLLER)
         pid = children(own)["tr-controller-0"]
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with stopped(pid):
             asked = []
             for number, client in enumerate(clients):
                 asked += [(client, client.send(Api.INIT_PRODUCER_ID, b"{}")) for _ in range(2)]
@@ -52,8 +49,6 @@ def test_requests_that_come_together_are_one_transaction(own: EmbeddedAppliance)
                 clients * 2
             ):  # what came before is with the controller when the second is answered
                 assert client.answer(client.send(Api.PING))[0] is ErrorCode.OK
-        finally:
-            os.kill(pid, signal.SIGCONT)
         answers = [client.answer(number) for client, number in asked]
         assert {code for code, _ in answers} == {ErrorCode.OK}
         producers = [

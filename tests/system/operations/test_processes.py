@@ -28,6 +28,7 @@ from tests.kit.processes import (
     comm,
     kill_and_wait_for_successor,
     shared_memory,
+    stopped,
     wait_until,
 )
 
@@ -513,12 +514,9 @@ def test_buffer_memory_that_stays_full_raises(tmp_path: pathlib.Path) -> None:
         with Producer(
             running.address, acks="all", buffer_memory=1 << 20, max_block_ms=300, batch_size=16384
         ) as producer:
-            os.kill(flusher, signal.SIGSTOP)
-            try:
-                with pytest.raises(BufferExhaustedError, match="stayed full for 300 ms"):
-                    send_many(producer, 10_000)
-            finally:
-                os.kill(flusher, signal.SIGCONT)
+            refused = pytest.raises(BufferExhaustedError, match="stayed full for 300 ms")
+            with stopped(flusher), refused:
+                send_many(producer, 10_000)
             producer.flush(HANG_LIMIT_S)
     finally:
         assert running.stop() == 0

@@ -32,6 +32,7 @@ from tests.kit.processes import (
     HANG_LIMIT_S,
     children,
     kill_and_wait_for_successor,
+    stopped,
     wait_until,
 )
 from tests.kit.runs.documents import ROOT
@@ -175,16 +176,12 @@ def test_acks_are_slow(orders: EmbeddedAppliance) -> None:
     def stop_the_disk() -> None:
         """As a disk does that takes its time."""
         flusher = children(orders)["tr-flusher-0"]
-        os.kill(flusher, signal.SIGSTOP)
-        try:
-            with Producer(orders.address, linger_ms=0) as producer:
-                sent = producer.send("orders", b"v", partition=0)
-                began = time.monotonic()
-                wait_until(lambda: time.monotonic() - began > 0.5, "it takes its time")
-                os.kill(flusher, signal.SIGCONT)
-                sent.result(HANG_LIMIT_S)
-        finally:
+        with stopped(flusher), Producer(orders.address, linger_ms=0) as producer:
+            sent = producer.send("orders", b"v", partition=0)
+            began = time.monotonic()
+            wait_until(lambda: time.monotonic() - began > 0.5, "it takes its time")
             os.kill(flusher, signal.SIGCONT)
+            sent.result(HANG_LIMIT_S)
 
     follow("Acks are slow", orders, orders.data_dir, {2: stop_the_disk})
     log = pathlib.Path(orders.log_path)

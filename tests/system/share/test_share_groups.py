@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -41,7 +40,7 @@ from tests.kit.members.queues import (
     start_offset,
     take,
 )
-from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
+from tests.kit.processes import children, kill_and_wait_for_successor, stopped, wait_until
 
 
 def test_many_consumers_of_one_partition_accept_each_record_once(
@@ -373,9 +372,6 @@ def test_a_poll_comes_back_in_its_time_while_the_process_of_groups_stands_still(
     with share(appliance, topic) as consumer:
         assert len(take(consumer, 2)) == 2
         pid = children(appliance)["tr-groups-0"]
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with stopped(pid):
             assert consumer.poll(300) == []
-        finally:
-            os.kill(pid, signal.SIGCONT)
         assert [record.offset for record in take(consumer, 3)] == [2, 3, 4]

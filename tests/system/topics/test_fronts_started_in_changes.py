@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
-import signal
 from collections.abc import Iterator
 
 import orjson
@@ -19,6 +17,7 @@ from tests.kit.processes import (
     children,
     commits_of,
     kill_and_wait_for_successor,
+    stopped,
     wait_until,
     word_of,
 )
@@ -49,8 +48,7 @@ def test_a_front_that_starts_while_a_topic_changes_does_not_take_it_for_deleted(
             wait_until(lambda: bool(consumer.poll(100)), "the first record")
             decided = commits_of(own, Role.CONTROLLER)
             flusher = children(own)["tr-flusher-0"]
-            os.kill(flusher, signal.SIGSTOP)
-            try:
+            with stopped(flusher):
                 with RawClient(own.address) as client:
                     entry = {"name": "orders", "configs": {"retention.ms": 86_400_000}}
                     client.send(Api.ALTER_TOPICS, orjson.dumps({"topics": [entry]}))
@@ -64,8 +62,6 @@ def test_a_front_that_starts_while_a_topic_changes_does_not_take_it_for_deleted(
                 wait_until(lambda: word_of(*front) != before, awaited.name)
                 sent = producer.send("orders", b"second")
                 assert consumer.poll(500) == [], "its acknowledgement needs the flusher"
-            finally:
-                os.kill(flusher, signal.SIGCONT)
             assert sent.result(30).offset == 1
             wait_until(lambda: [r.value for r in consumer.poll(100)] == [b"second"], "the second")
         assert admin.describe_topics(["orders"])["orders"]["configs"]["retention.ms"] == 86_400_000

@@ -16,7 +16,7 @@ from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.core.errors import UnknownTopicError
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.appliances.console import console_of, get
-from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
+from tests.kit.processes import children, kill_and_wait_for_successor, stopped, wait_until
 
 SCHEDULER = "tr-scheduler-0"
 
@@ -115,12 +115,9 @@ def test_a_controller_killed_with_its_decision_is_followed_by_one_that_asks_for_
     outlives the controller.
     """
     before = children(own)["tr-controller-0"]
-    os.kill(own.pid, signal.SIGSTOP)
-    try:
+    with stopped(own.pid):
         create(own)
         os.kill(before, signal.SIGKILL)
-    finally:
-        os.kill(own.pid, signal.SIGCONT)
     wait_until(lambda: SCHEDULER in children(own), "the scheduler is started")
     send_later(own, "later", b"x")
     assert received(own, "later", 1) == [b"x"]

@@ -29,7 +29,7 @@ from tests.kit.appliances.moving_delays import (
 )
 from tests.kit.cli import run
 from tests.kit.matrices import short
-from tests.kit.processes import HANG_LIMIT_S, children, wait_until
+from tests.kit.processes import HANG_LIMIT_S, children, stopped, wait_until
 
 
 @pytest.mark.slow_because("the former files are kept for 5 s, twice")
@@ -150,26 +150,22 @@ def test_what_comes_due_while_the_new_disk_stands_still_is_delivered_where_it_wa
     create(appliance)
     far = set(send_far(appliance, 20))
     pids = children(appliance)
-    os.kill(pids["tr-flusher-1"], signal.SIGSTOP)
-    try:
-        with Admin(appliance.address) as admin:
-            send_due(appliance, range(100), after_ms=1_500)
-            admin.move_partition("orders", 0, str(tmp_path / "second"))
-            wait_until(
-                lambda: [m["state"] for m in admin.describe_cluster()["moves"]] == ["arriving"],
-                "it arrives",
-            )
-            with pytest.raises(TailraceError, match="moving"):
-                admin.alter_topics({"orders": {"delay.enabled": True}})
-            os.kill(pids["tr-scheduler-0"], signal.SIGKILL)
-            (tmp_path / "second" / "orders@delay-0").write_bytes(b"")  # it cannot come here
-            os.kill(pids["tr-flusher-1"], signal.SIGCONT)
-            wait_until(
-                lambda: "failed" in [m["state"] for m in admin.describe_cluster()["moves"]],
-                "it goes back",
-            )
-    finally:
+    with stopped(pids["tr-flusher-1"]), Admin(appliance.address) as admin:
+        send_due(appliance, range(100), after_ms=1_500)
+        admin.move_partition("orders", 0, str(tmp_path / "second"))
+        wait_until(
+            lambda: [m["state"] for m in admin.describe_cluster()["moves"]] == ["arriving"],
+            "it arrives",
+        )
+        with pytest.raises(TailraceError, match="moving"):
+            admin.alter_topics({"orders": {"delay.enabled": True}})
+        os.kill(pids["tr-scheduler-0"], signal.SIGKILL)
+        (tmp_path / "second" / "orders@delay-0").write_bytes(b"")  # it cannot come here
         os.kill(pids["tr-flusher-1"], signal.SIGCONT)
+        wait_until(
+            lambda: "failed" in [m["state"] for m in admin.describe_cluster()["moves"]],
+            "it goes back",
+        )
     assert where(appliance) == "data"
     await_delivered(appliance, {str(number) for number in range(100)})
     assert pending(appliance) == far

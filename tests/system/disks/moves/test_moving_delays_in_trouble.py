@@ -40,7 +40,7 @@ from tests.kit.hosts.file_systems import (
     read_only,
     small_file_system,
 )
-from tests.kit.processes import children, wait_until
+from tests.kit.processes import children, stopped, wait_until
 
 pytestmark = [
     pytest.mark.root,
@@ -139,8 +139,7 @@ def test_a_process_killed_while_the_target_is_full_costs_no_delayed_record(
         far = set(send_far(running))
         fill_to_the_byte(filler)
         pids = children(running)
-        os.kill(pids["tr-flusher-0"], signal.SIGSTOP)
-        try:
+        with stopped(pids["tr-flusher-0"]):
             with (
                 Admin(running.address, request_timeout_ms=1_000) as admin,
                 pytest.raises(RequestTimeoutError),
@@ -148,8 +147,6 @@ def test_a_process_killed_while_the_target_is_full_costs_no_delayed_record(
                 admin.move_partition("orders", 0, str(target))  # answered when it is closed
             assert on_their_way(running) == ["closing"]
             os.kill(pids[name], signal.SIGKILL)
-        finally:
-            os.kill(pids["tr-flusher-0"], signal.SIGCONT)
         wait_until(_retried(lambda: bool(last_reason(running))), "the move has failed")
         wait_until(_retried(lambda: not on_their_way(running)), "it is open again")
         assert not list(target.glob("orders*"))
@@ -181,8 +178,7 @@ def test_both_go_back_when_the_disk_fails_behind_the_decision(
         create(running)
         far = set(send_far(running))
         pids = children(running)
-        os.kill(pids["tr-flusher-1"], signal.SIGSTOP)
-        try:
+        with stopped(pids["tr-flusher-1"]):
             with Admin(running.address) as admin:
                 admin.move_partition("orders", 0, str(tmp_path / "second"))
             wait_until(lambda: on_their_way(running) == ["arriving"], "both arrive")
@@ -192,8 +188,6 @@ def test_both_go_back_when_the_disk_fails_behind_the_decision(
                 os.kill(pids["tr-flusher-1"], signal.SIGCONT)
                 wait_until(lambda: "could not be opened" in last_reason(running), "both go back")
                 count = check_stays(running, 0, far)
-        finally:
-            os.kill(pids["tr-flusher-1"], signal.SIGCONT)
         check_comes_again(running, tmp_path, count, far)
 
 

@@ -4,7 +4,6 @@ number, over when they are over.
 
 from __future__ import annotations
 
-import os
 import pathlib
 from typing import Any
 
@@ -19,7 +18,7 @@ from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tailrace.protocol import json_messages as requests
 from tailrace.protocol.frame import Api
 from tests.kit.appliances.orders import kill_everything
-from tests.kit.processes import kill_and_wait_for_successor, wait_until
+from tests.kit.processes import kill_and_wait_for_successor, stopped, wait_until
 from workers.log.retention.leases import RetentionLeases
 
 SECOND_NS = 1_000_000_000
@@ -126,7 +125,6 @@ def test_a_lease_is_answered_when_the_flusher_has_taken_it(
     """Else a log's start that is answered could move behind what was leased while the lease is on
     its way.
     """
-    import signal
 
     from tests.kit.processes import children
 
@@ -141,12 +139,8 @@ def test_a_lease_is_answered_when_the_flusher_has_taken_it(
     }
     try:
         call_now(connection, Api.PING, [], 10_000)
-        os.kill(flusher, signal.SIGSTOP)
-        try:
-            with pytest.raises(TailraceError, match="no answer"):
-                call_now(connection, Api.LEASE_OFFSETS, [requests.encode_json(request)], 500)
-        finally:
-            os.kill(flusher, signal.SIGCONT)
+        with stopped(flusher), pytest.raises(TailraceError, match="no answer"):
+            call_now(connection, Api.LEASE_OFFSETS, [requests.encode_json(request)], 500)
         answer = requests.decode_json(
             call_now(connection, Api.LEASE_OFFSETS, [requests.encode_json(request)], 20_000).body[0]
         )
