@@ -1,5 +1,5 @@
-"""What a run was measured under: memory that the machine has given before, how busy others kept it,
-which kernel ran, which commit.
+"""Conditions of a run: memory that the machine has given before, how busy others kept it, which
+kernel ran, which commit.
 
 A fresh virtual machine gets its memory page by page, and each first touch costs more than the work
 of a broker on that page. Contenders that reuse little (a Java heap) lose by it what others do not;
@@ -26,8 +26,8 @@ SHM = "/dev/shm"
 
 
 def bytes_to_touch(available: int, total: int, shm_free: int, group_free: int | None) -> int:
-    """How much may be written: 70 % of what is available, within what /dev/shm holds and what a
-    container allows.
+    """The number of bytes that may be written: 70 % of what is available, within what /dev/shm
+    holds and what a container allows.
     """
     bound = min(available - max(LEFT_BYTES, total // 8), shm_free - (256 << 20))
     if group_free is not None:
@@ -67,7 +67,7 @@ def touch_memory() -> str:
 
 
 def _group_free() -> int | None:
-    """What the memory limit of our control group leaves; None: there is none."""
+    """Bytes that the memory limit of our control group leaves, None without a limit."""
     try:
         with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
             limit = file.read().strip()

@@ -1,4 +1,4 @@
-"""What delayed delivery costs: `make bench-delays [PENDING=10000000]`. A table and a results file.
+"""Costs of delayed delivery: `make bench-delays [PENDING=10000000]`. A table and a results file.
 
 1. Scheduling: records a second through `send_arrow` and `send`, due over the next 30 days, up to
    PENDING of them; cancelling.
@@ -76,7 +76,7 @@ def scheduler_memory_mb(running: EmbeddedAppliance) -> float:
 
 
 def pending(admin: Admin, topic: str) -> int:
-    """How many delayed records of `topic` are pending."""
+    """Count the pending delayed records of `topic`."""
     return sum(int(d["pending"]) for d in admin.describe_delays() if d["topic"] == topic)
 
 

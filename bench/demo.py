@@ -37,7 +37,7 @@ EXIT_READER_GONE = 128 + signal.SIGPIPE
 
 
 class _ReaderGone(Exception):
-    """Who read the report has closed the pipe: `make demo | head`."""
+    """The reader of the report has closed the pipe: `make demo | head`."""
 
 
 class _Console(Console):
@@ -53,7 +53,7 @@ console = _Console(highlight=False, soft_wrap=True)
 
 
 class Mismatch(Exception):
-    """What came back is not what went in."""
+    """The records that came back differ from those that went in."""
 
 
 def main() -> int:

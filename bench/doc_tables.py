@@ -26,7 +26,7 @@ def _said(result: dict[str, Any]) -> str:
 
 
 def goals_table(result: dict[str, Any]) -> str:
-    """Of a result of bench-peers."""
+    """The goals of a result of bench-peers."""
     text = (
         _said(result)
         + "| what | median (least .. most of the rounds) | goal | met |\n|---|---|---|---|\n"
@@ -49,7 +49,7 @@ def goals_table(result: dict[str, Any]) -> str:
 
 
 def spark_table(result: dict[str, Any]) -> str:
-    """Of a result of bench-spark: its goals, then its figures."""
+    """The goals and figures of a result of bench-spark."""
     text = (
         goals_table(result)
         + "\n| what | who | M rows/s (least .. most) | of Parquet | M rows for a processor-second "
@@ -68,7 +68,7 @@ def spark_table(result: dict[str, Any]) -> str:
 
 
 def breadth_table(result: dict[str, Any]) -> str:
-    """Of a result of bench-scale."""
+    """The breadth of a result of bench-scale."""
     parts = result["breadth"]
     text = _said(result) + "| what | measured |\n|---|---|\n"
     for row in parts["width"]:

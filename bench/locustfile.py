@@ -99,7 +99,7 @@ def _fire(
 
 
 class _Client(User):
-    """What all users share."""
+    """Measurement of a call, shared by all users."""
 
     abstract = True
     wait_time = between(0.001, 0.01)

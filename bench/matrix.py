@@ -1,5 +1,5 @@
-"""What `make bench` varies: record size, `send()` or Arrow batches, producers, partitions, acks,
-compression; and reading back, warm and cold.
+"""Parameters that `make bench` varies: record size, `send()` or Arrow batches, producers,
+partitions, acks, compression; and reading back, warm and cold.
 
 One thing is varied at a time around two base points (`send()` of 100 bytes, Arrow batches of
 1,000); `FULL=1` runs every combination. Producers and consumers are processes of their own, started

@@ -34,7 +34,7 @@ class Figure:
 
     @property
     def median(self) -> float:
-        """Of the repetitions."""
+        """Median of the repetitions."""
         return statistics.median(self.values)
 
     def row(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures belong to."""
+    """Description of the machine that the figures belong to."""
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         model = next(
             (line.split(":", 1)[1].strip() for line in file if line.startswith("model name")),
@@ -101,7 +101,7 @@ def private_memory_mb(pids: list[int]) -> tuple[float, float]:
 
 
 def paced(rate: int, count: int) -> Iterator[int]:
-    """When each of `count` records, `rate` a second, is due, by the clock of
+    """Yield the time at which each of `count` records, `rate` a second, is due, by the clock of
     `time.perf_counter_ns`; not before it is. Late ones follow at once.
     """
     begun = time.perf_counter_ns()

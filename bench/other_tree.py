@@ -35,7 +35,7 @@ def environment_of(tree: pathlib.Path) -> dict[str, str]:
 
 
 def prepare(tree: pathlib.Path) -> None:
-    """What an installation does once: without it the first start pays for all."""
+    """Do what an installation does once: without it the first start pays for all."""
     if (tree / "tailrace/kernel/build.py").exists() and not list(
         (tree / "tailrace/kernel").glob("_native.*.so")
     ):

@@ -72,7 +72,7 @@ class Side(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a piece of work took."""
+    """Time and CPU of a piece of work."""
 
     seconds: float
     cpu_seconds: float

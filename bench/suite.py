@@ -125,7 +125,7 @@ def _produce(running: EmbeddedAppliance, case: matrix.Case) -> matrix.Run:
 
 
 def reading() -> Iterator[Figure]:
-    """What was written a moment before, and what has to come from the disk."""
+    """Read what was written a moment before, and what has to come from the disk."""
     for size in matrix.SIZES:
         wanted = [(how, cold) for how in ("Record objects", "Arrow") for cold in (False, True)]
         wanted = [

@@ -76,8 +76,8 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is known to take long begins first (`--no-loadscope-reorder`), so that nothing long ends
-    alone.
+    """Begin with the tests that are known to take long (`--no-loadscope-reorder`), so that nothing
+    long ends alone.
     """
     for item in items:
         if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):

@@ -47,7 +47,7 @@ def changed_files(root: pathlib.Path, base: str = "") -> list[str]:
 
 
 def tests_of(root: pathlib.Path, changed: Iterable[str]) -> list[str]:
-    """What pytest is to run, without what another argument holds already."""
+    """Arguments for pytest, without what another argument holds already."""
     wanted = {ALWAYS}
     for path in changed:
         wanted.update(_tests_of_one(root, pathlib.PurePosixPath(path)))

@@ -1,5 +1,5 @@
-"""What an appliance costs before it does anything: the time from its start to the first
-acknowledged record, its memory, its CPU while it waits.
+"""Costs of an appliance before it does anything: the time from its start to the first acknowledged
+record, its memory, its CPU while it waits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SETTLE_S = 2.0
 
 
 class Footprint(NamedTuple):
-    """Of one start, on a directory that has a topic."""
+    """Figures of one start, on a directory that has a topic."""
 
     ready_ms: float
     first_ack_ms: float
@@ -36,7 +36,7 @@ def processes(pid: int) -> list[int]:
 
 
 def cpu_seconds(pids: list[int]) -> float:
-    """Of all threads of these processes."""
+    """CPU of all threads of these processes."""
     nanoseconds = 0
     for pid in pids:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -46,7 +46,7 @@ def cpu_seconds(pids: list[int]) -> float:
 
 
 def idle_percent(pids: list[int], seconds: float) -> float:
-    """Of one core."""
+    """CPU while idle, in percent of one core."""
     before, begun = cpu_seconds(pids), time.perf_counter()
     time.sleep(seconds)
     return (cpu_seconds(pids) - before) / (time.perf_counter() - begun) * 100

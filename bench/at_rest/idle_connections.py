@@ -77,7 +77,7 @@ def main() -> int:
 
 
 def _is_closed(connection: socket.socket) -> bool:
-    """Whether the appliance has ended it meanwhile."""
+    """True if the appliance has ended the connection meanwhile."""
     connection.setblocking(False)
     try:
         while data := connection.recv(65536):

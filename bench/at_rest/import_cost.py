@@ -1,4 +1,4 @@
-"""What importing these modules costs, in this process: `python -I bench/at_rest/import_cost.py ROOT
+"""Cost of importing these modules, in this process: `python -I bench/at_rest/import_cost.py ROOT
 MODULE...`, run by `bench.at_rest.imports`.
 
 Prints [CPU in ms, PSS in MB, modules]. It is run by its path, and imports nothing that would count.

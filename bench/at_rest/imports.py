@@ -1,4 +1,4 @@
-"""What importing costs each process of the appliance, alone and in the zygote's image: `python -m
+"""Cost of imports of each process of the appliance, alone and in the zygote's image: `python -m
 bench.at_rest.imports [repetitions]`.
 
 CPU in ms (the least of the repetitions: what else the machine does only adds), memory as PSS in MB,

@@ -1,5 +1,5 @@
-"""How long from SIGKILL of everything to the first acknowledged record, with a large log: `python
--m bench.at_rest.recovery [GiB] [repetitions]`.
+"""Time from SIGKILL of everything to the first acknowledged record, with a large log: `python -m
+bench.at_rest.recovery [GiB] [repetitions]`.
 
 The log is real (written through the appliance, acks=all) and was written a moment before, so most
 of it is in the page cache, as after a crash of the appliance alone. The time includes starting the

@@ -1,5 +1,5 @@
-"""What starts cost: `python -P bench/at_rest/starts.py [repetitions]`, or `... BASE=DIRECTORY` for pairs
-with another tree: this, that, that, this ...
+"""Costs of starts: `python -P bench/at_rest/starts.py [repetitions]`, or `... BASE=DIRECTORY` for
+pairs with another tree: this, that, that, this ...
 
     ready, first ack    from the start of an embedded appliance on a directory that has a topic, as in `bench.at_rest.footprint`
     memory              of all processes with the console, without shared memory, as PSS

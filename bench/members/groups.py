@@ -1,4 +1,4 @@
-"""What consumer groups and queues cost: `make bench-groups`. A table and a results file.
+"""Costs of consumer groups and queues: `make bench-groups`. A table and a results file.
 
 1. A member of a large group dies, ours and Kafka's: rebalance.py. MEMBERS and PARTITIONS say how
    large.

@@ -1,4 +1,4 @@
-"""What the members of a group note, and what follows from it when one of them dies.
+"""Notes of a group's members, and the figures that follow from them when one member dies.
 
 Owner: each process of members appends to a file of its own; `bench.members.rebalance` reads them
     all. Used alike for our members and Kafka's.
@@ -105,8 +105,8 @@ class History:
         return found
 
     def settled_ns(self, partition_count: int, member_count: int) -> int | None:
-        """When the last change was, if each partition has one owner now and each member a
-        partition; else None.
+        """Time of the last change, if each partition has one owner now and each member a partition;
+        else None.
         """
         owners = self.owners()
         if len(owners) < partition_count or any(len(members) != 1 for members in owners.values()):
@@ -148,8 +148,8 @@ class History:
         return max((read_ns(partition) - died_ns) / 1e6 for partition in partitions)
 
     def read_since_given_ns(self, partitions: Iterable[int]) -> int | None:
-        """When each of them had been read from since its last change, the last of them; None while
-        one has not.
+        """Time at which the last of them had been read from since its last change; None while one
+        has not.
         """
         last_ns = 0
         for partition in partitions:
@@ -183,5 +183,5 @@ class History:
 
 
 def read_notes(directory: pathlib.Path) -> History:
-    """Of all the files of a directory."""
+    """Read the notes of all files of a directory."""
     return History(path.read_text(encoding="ascii") for path in directory.iterdir())

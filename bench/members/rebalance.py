@@ -63,7 +63,7 @@ each of some partitions.
 
 @dataclass(frozen=True)
 class Shape:
-    """What all contenders are given."""
+    """The load that all contenders are given."""
 
     members: int = 200
     partitions: int = 1000
@@ -116,7 +116,7 @@ CONTENDERS: dict[str, Callable[[str, int], AbstractContextManager[Group]]] = {
 
 
 def wait_until_settled(members: Members, shape: Shape) -> int:
-    """When the group's last change was, ns. Raises RuntimeError after START_TIMEOUT_S."""
+    """Return the time of the group's last change, ns. Raises RuntimeError after START_TIMEOUT_S."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         time.sleep(0.5)
@@ -132,8 +132,8 @@ def wait_until_settled(members: Members, shape: Shape) -> int:
 
 
 def wait_until_read(members: Members, partitions: Collection[int]) -> int:
-    """When each of these had been read from by its present owner, ns. Raises RuntimeError after
-    START_TIMEOUT_S.
+    """Return the time at which each of these had been read from by its present owner, ns. Raises
+    RuntimeError after START_TIMEOUT_S.
     """
     deadline = time.monotonic() + START_TIMEOUT_S
     while (read_ns := members.history().read_since_given_ns(partitions)) is None:
@@ -281,7 +281,7 @@ def measure_all(
 
 
 def heading(shape: Shape) -> str:
-    """What was done."""
+    """A sentence about the load."""
     return (
         f"One group of {shape.members} members over {shape.partitions:,} partitions, session "
         f"timeout {SESSION_TIMEOUT_MS:,} ms, heartbeats each "

@@ -19,7 +19,7 @@ again.
 
 @dataclass(slots=True)
 class Column:
-    """What a contender did: row -> (unit, the figure of each repetition), in the order of the
+    """Figures of a contender: row -> (unit, the figure of each repetition), in the order of the
     table.
     """
 

@@ -44,7 +44,7 @@ class Members:
             self._processes.pop(name).wait()
 
     def history(self) -> History:
-        """What all have noted. Raises RuntimeError when a process has ended."""
+        """The notes of all members. Raises RuntimeError when a process has ended."""
         for name, process in self._processes.items():
             if process.poll() is not None:
                 said = (

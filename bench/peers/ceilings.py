@@ -1,4 +1,4 @@
-"""What lies underneath: the raw pyzmq pipe between two processes, and the disk written in
+"""The ceilings underneath: the raw pyzmq pipe between two processes, and the disk written in
 sequence.
 """
 

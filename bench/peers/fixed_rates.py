@@ -42,7 +42,9 @@ def named(rate: int, found: dict[str, float]) -> dict[str, float]:
 
 
 def ours(server: Tailrace, acks: int | str, linger_ms: int | None) -> dict[str, float]:
-    """Of all rates, each on a topic of its own: p50 and p99, and how late the sender was (p99)."""
+    """Figures of all rates, each on a topic of its own: p50 and p99, and how late the sender was
+    (p99).
+    """
     found: dict[str, float] = {}
     for rate in RATES:
         with server.throwaway("disk", PARTITIONS) as topic:
@@ -97,7 +99,7 @@ def parsed(said: str) -> dict[str, float]:
 
 
 def summary(latencies_ms: Any, lateness_ms: Any, undelivered: int) -> dict[str, float]:
-    """Of one run."""
+    """Summary of one run."""
     latencies = list(latencies_ms)
     return {
         "p50": percentile(latencies, 0.5), "p99": percentile(latencies, 0.99),

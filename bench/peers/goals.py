@@ -36,7 +36,7 @@ class Goal(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Of a goal; `value` None: something that it needs was not measured."""
+    """Outcome of a goal. `value` is None if something that it needs was not measured."""
 
     goal: Goal
     value: float | None
@@ -71,7 +71,7 @@ class Outcome(NamedTuple):
 
 
 def ratio(name: str, bound: float, row: str, ours: str, theirs: str) -> Goal:
-    """Of two contenders in one row, at least `bound`."""
+    """Goal: the ratio of two contenders in one row is at least `bound`."""
     return Goal(name, "x", bound, True, lambda of: of(row, ours) / of(row, theirs), row)
 
 
@@ -212,7 +212,7 @@ def _synced(of: Of) -> float:
 
 
 def outcome(goal: Goal, values: Values) -> Outcome:
-    """Of what was measured so far."""
+    """Outcome of what was measured so far."""
     needed: list[list[float]] = []
 
     def median(row: str, contender: str, label: str = "") -> float:

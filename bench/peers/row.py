@@ -25,7 +25,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What all of them do; the first entry is ours, and what the ratios are to."""
+    """One measurement of all contenders. The first entry is ours, which the ratios are to."""
 
     key: str
     name: str

@@ -200,7 +200,7 @@ def batches(field: Field, size: int, count: int) -> Row:
 
 
 def consuming(field: Field, size: int, count: int) -> Row:
-    """What was written a moment before, from its beginning."""
+    """Consume what was written a moment before, from its beginning."""
     ours = field.ours
 
     def written() -> str:
@@ -363,7 +363,7 @@ def singles(field: Field, acks: int | str, linger_ms: int | None) -> Row:
 
 
 def cpu_of_a_batch() -> Result:
-    """Of producer, front, worker, flusher, with their threads (bench/stages/stage_costs.py)."""
+    """CPU of producer, front, worker, flusher, with their threads (bench/stages/stage_costs.py)."""
     from bench.stages.budget import one_pass
 
     found = one_pass(ROOT, 1.0, only="65 KiB")

@@ -62,7 +62,7 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Of the server's process."""
+        """Process id of the server."""
         return self._process.pid
 
     def kill(self) -> None:
@@ -81,7 +81,7 @@ class Server:
 
 
 def is_open(port: int) -> bool:
-    """Whether a server listens on the port."""
+    """True if a server listens on the port."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,4 +1,4 @@
-"""How fast a topic is read as a table: `make bench-scan [BYTES=1000000000]`. A table and a results
+"""Rate of reading a topic as a table: `make bench-scan [BYTES=1000000000]`. A table and a results
 file.
 
 Records of 1,000 B and of 108 B (100 B and a key), BYTES of each, in warm files. Each figure is
@@ -79,7 +79,7 @@ def sum_of_lengths(running: EmbeddedAppliance, topic: str) -> Any:
 
 
 def works(running: EmbeddedAppliance, topic: str) -> dict[str, Callable[[], Any]]:
-    """What is measured."""
+    """The measured reads."""
 
     def scan(**asked: Any) -> Any:
         return tailrace.scan(topic, running.address, **asked)

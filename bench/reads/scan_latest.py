@@ -69,7 +69,7 @@ def drained(batches: Any) -> int:
 
 
 def works(running: EmbeddedAppliance, parquet: str, database: Any) -> dict[str, Callable[[], Any]]:
-    """What is measured."""
+    """The measured reads."""
     columns = ["key", "value", "partition", "offset", "timestamp"]
 
     def latest(**settings: Any) -> int:

@@ -1,1 +1,1 @@
-"""What a batch costs at each stage, and what follows for more cores."""
+"""Cost of a batch at each stage, and the prediction for more cores."""

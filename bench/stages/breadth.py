@@ -292,7 +292,7 @@ def bounded_count(wanted: int, hard_limit: int) -> tuple[int, str]:
 
 
 def connections() -> dict[str, Any]:
-    """What each costs, and what they cost the one producer beside them."""
+    """Cost of each connection, and of all for the one producer beside them."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     count, bound = bounded_count(CONNECTIONS, hard)
     by_process = min(HELD_BY_PROCESS, hard - OTHER_DESCRIPTORS)

@@ -55,7 +55,7 @@ def one_pass(tree: pathlib.Path, scale: float, only: str = "") -> Pass:
 
 
 def medians(passes: list[Pass]) -> Pass:
-    """Of every figure of every case."""
+    """Medians of every figure of every case."""
     found: Pass = {}
     for case, first in passes[0].items():
         found[case] = {
@@ -128,7 +128,7 @@ def _head(title: str, names: tuple[str, ...]) -> str:
 
 
 def tables(result: dict[str, Any]) -> str:
-    """What stands between the marks."""
+    """The text between the marks."""
     now, before = result["now"], result.get("base")
     where = result["machine"]
     beside = f"; before is commit {result['base_commit']}, in turns" if before else ""

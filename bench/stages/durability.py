@@ -1,5 +1,4 @@
-"""What durability costs, in interleaved pairs: `python -m bench.stages.durability [pairs]
-[records]`.
+"""Costs of durability, in interleaved pairs: `python -m bench.stages.durability [pairs] [records]`.
 
 acks=all against acks=1 (group commit), idempotence on against off, both with `send()` of 100-byte
 records; then how fast `tailrace log verify` proves what was written. Idempotence costs so little

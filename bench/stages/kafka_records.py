@@ -107,7 +107,7 @@ def numpy_values(records: bytes, count: int) -> bytes:
 
 
 def unpack_and_release(codec: int, packed: memoryview) -> None:
-    """What the conversion does with packed records, without the conversion."""
+    """Unpack records and release them, as the conversion does, without converting."""
     release(unpack(codec, packed, MAX_BYTES))
 
 

@@ -1,4 +1,4 @@
-"""What a batch costs each stage, what follows for more cores, and breadth: `make bench-scale
+"""Cost of a batch at each stage, the prediction for more cores, and breadth: `make bench-scale
 [BASE=COMMIT] [WRITE_DOCS=1] [PARTS="budget model breadth"]`.
 
 1. budget (budget.py): microseconds of CPU per batch and stage, context switches and page faults,

@@ -58,7 +58,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _role(pid: int) -> str:
-    """Of a process of the appliance, from the name it gives itself (tr-front-0)."""
+    """Role of a process of the appliance, from the name it gives itself (tr-front-0)."""
     name = _read(f"/proc/{pid}/comm").strip().removeprefix("tr-").rpartition("-")[0]
     return name if name in ("front", "worker", "flusher") else "others"
 

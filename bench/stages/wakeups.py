@@ -1,5 +1,5 @@
-"""What one acknowledgement wakes: `make bench-wakeups` counts, for each thread and ack, sleeps, CPU
-time, who wakes whom, and system calls.
+"""Threads that one acknowledgement wakes: `make bench-wakeups` counts, for each thread and ack,
+sleeps, CPU time, who wakes whom, and system calls.
 
 A client sends one record of 100 bytes after the other and waits for each ack: every 2 ms (cold
 caches, all asleep) and without a pause. Counts come from /proc (`schedstat`, `status`); who wakes
@@ -47,7 +47,7 @@ _CALL = re.compile(r"^(\d+)\s+(?:[\d:.]+\s+)?(?:<\.\.\. )?(\w+)(?:\(| resumed)")
 
 @dataclass(slots=True)
 class Thread:
-    """What one thread did in a run."""
+    """Counts of one thread in a run."""
 
     name: str
     cpu_us: float = 0.0

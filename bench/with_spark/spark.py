@@ -1,5 +1,5 @@
-"""How fast Spark reads a topic, beside Parquet files and Kafka: `make bench-spark [ROWS=5000000]`.
-A table, goals and a results file.
+"""Rate of Spark's reads of a topic, beside Parquet files and Kafka:
+`make bench-spark [ROWS=5000000]`. A table, goals and a results file.
 
 ROWS records of 108 B (8 B key, 100 B value) in a topic of 2 partitions; the same rows in
 uncompressed Parquet files; and in a topic of Apache Kafka, read by Spark's connector, where Maven
@@ -110,7 +110,7 @@ def write_parquet(running: EmbeddedAppliance, directory: str) -> None:
 def our_calls(
     spark: Any, running: EmbeddedAppliance, parquet: str
 ) -> dict[tuple[str, str], Callable[[], Took]]:
-    """What the topic's readers and Spark's own do."""
+    """Calls of the topic's readers and of Spark's own."""
 
     def topic(schema: str = "") -> Any:
         reader = spark.read.format("tailrace")

@@ -1,4 +1,4 @@
-"""How fast Spark writes to a topic: `make bench-spark-sink [ROWS=5000000]`. A table and a results
+"""Rate of Spark's writes to a topic: `make bench-spark-sink [ROWS=5000000]`. A table and a results
 file; rows of 8 B of key and 100 B of value.
 
 Figures are taken in turns, REPETITIONS (5) times, by the clock, after one turn that warms;
@@ -59,7 +59,7 @@ class DroppingSink(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Of the format."""
+        """Name of the format."""
         return "dropping"
 
     def writer(self, schema: Any, overwrite: bool) -> DataSourceWriter:
@@ -75,7 +75,7 @@ class _DroppingWriter(DataSourceArrowWriter):
 
 
 def role_of(process: psutil.Process) -> str:
-    """Whose time it is."""
+    """Role of a process in the table of times."""
     command = " ".join(process.cmdline())
     if process.name() == "java":
         return "JVM"
@@ -94,7 +94,7 @@ def role_of(process: psutil.Process) -> str:
 
 
 def processor_ns() -> Counter[str]:
-    """Of this process and all below it, those that have ended with them, the appliance's and
+    """CPU of this process and all below it, those that have ended with them, the appliance's and
     Spark's among them.
     """
     found: Counter[str] = Counter()

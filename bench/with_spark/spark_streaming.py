@@ -1,5 +1,4 @@
-"""What streaming through Spark costs in time: `make bench-spark-streaming`. A table and a results
-file.
+"""Latency of streaming through Spark: `make bench-spark-streaming`. A table and a results file.
 
     micro-batch     triggerExecution of a query to the noop sink, our source beside Spark's rate
                     source (rate-micro-batch, in the JVM): each batch has ROWS rows in one task. The

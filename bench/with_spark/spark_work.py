@@ -1,4 +1,4 @@
-"""What benches do with a DataFrame, and what it takes: seconds, and processor time of all who take
+"""Work of benches with a DataFrame, and its costs: seconds, and processor time of all who take
 part.
 """
 
@@ -14,7 +14,7 @@ AGGREGATES = ("sum(octet_length(key))", "sum(octet_length(value))", "max(offset)
 
 
 class Took(NamedTuple):
-    """Of one run."""
+    """Costs of one run."""
 
     seconds: float
     cpu_seconds: float

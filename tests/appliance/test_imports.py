@@ -1,4 +1,4 @@
-"""What each process of the appliance imports: start and memory are paid with it, seven times where
+"""Imports of each process of the appliance: start and memory are paid with it, seven times where
 there is no zygote.
 
 `python -m bench.at_rest.imports` has the milliseconds and megabytes; here are the modules, which

@@ -1,5 +1,5 @@
-"""What benches and tools start in processes of their own is code that the type checker sees: a
-script in a string is seen by nothing until it runs.
+"""Programs that benches and tools start in processes of their own are code that the type checker
+sees: a script in a string is seen by nothing until it runs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What the benches say of their figures: goals from rows, memory that may be touched, what Kafka's
-tool printed, tables between marks.
+"""Statements of the benches about their figures: goals from rows, memory that may be touched, what
+Kafka's tool printed, tables between marks.
 """
 
 from __future__ import annotations

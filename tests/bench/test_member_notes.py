@@ -1,4 +1,4 @@
-"""What `bench.members.rebalance` reads from the notes of members."""
+"""Figures that `bench.members.rebalance` reads from the notes of members."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What `make bench-spark` does where Kafka, or a contender in the middle of a run, cannot be
-had.
-"""
+"""`make bench-spark` where Kafka, or a contender in the middle of a run, cannot be had."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the bench of wake-ups reads in other programs' output."""
+"""The bench of wake-ups reads the output of other programs."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""What every client keeps to, whoever drives it: a thread or an event loop, the compiled kernel or
+"""Promises of every client, whatever drives it: a thread or an event loop, the compiled kernel or
 its reference, gevent.
 """

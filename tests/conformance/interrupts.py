@@ -24,7 +24,7 @@ POINTS_MAX = 50_000
 
 
 class Interrupt(KeyboardInterrupt):
-    """What the handler raises."""
+    """The exception that the handler raises."""
 
 
 class Interruption:
@@ -95,7 +95,7 @@ _outside: list[None] = []
 
 @contextmanager
 def outside() -> Iterator[None]:
-    """What is done within the block is not the program's: no signal comes there."""
+    """Exempt the block from signals: it is not the program's."""
     _outside.append(None)
     try:
         yield
@@ -104,7 +104,7 @@ def outside() -> Iterator[None]:
 
 
 def _is_own(frame: types.FrameType) -> bool:
-    """Whether it belongs to the harness: no signal comes there."""
+    """True if a frame belongs to the harness, which gets no signal."""
     name = frame.f_code.co_filename
     return "/tests/" in name or "contextlib" in name or "_weakrefset" in name
 

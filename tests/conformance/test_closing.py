@@ -29,7 +29,7 @@ KINDS: dict[str, tuple[Any, Any, Any]] = {
 
 
 async def done(result: Any) -> Any:
-    """What a method of either kind of client returns."""
+    """The result of a method of either kind of client."""
     return await result if inspect.iscoroutine(result) else result
 
 
@@ -235,7 +235,7 @@ def _release(clients: Clients) -> AsyncIterator[Any]:
 
 
 def _rest(appliance: EmbeddedAppliance, topic: str, count: int) -> dict[int, int]:
-    """What the queue delivers: offset -> delivery count."""
+    """The rest of the queue: offset -> delivery count."""
     with ShareConsumer(
         topic,
         bootstrap=appliance.address,

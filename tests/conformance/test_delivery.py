@@ -30,7 +30,7 @@ LOCKS_THAT_LAST_MS = 3_600_000
 
 
 class EndsError(BaseException):
-    """What a signal's handler may raise: no Exception."""
+    """An exception of a signal's handler that is no Exception."""
 
 
 def table(name: str) -> list[tuple[str, str, str]]:
@@ -47,7 +47,7 @@ def table(name: str) -> list[tuple[str, str, str]]:
 
 
 async def done(result: Any) -> Any:
-    """What a method of either kind of consumer returns."""
+    """The result of a method of either kind of consumer."""
     return await result if inspect.isawaitable(result) else result
 
 
@@ -170,7 +170,7 @@ def fails_if(armed: list[bool]) -> Callable[[bytes], bytes]:
 
 
 def vanish(consumer: Any) -> None:
-    """What a killed process leaves: connections that have ended."""
+    """End the client's connections, as the end of a killed process does."""
     plain: Any = consumer if isinstance(consumer, Consumer) else consumer._consumer
     plain._group._abandon.detach()
     plain._group._thread.stop()

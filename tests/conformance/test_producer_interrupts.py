@@ -202,7 +202,7 @@ def test_a_signal_at_any_point_of_a_call_costs_nothing_that_was_accepted(
 def test_a_handler_or_a_destructor_may_send_at_any_point_of_a_call(
     prepare: Callable[[Program], Callable[[], object]],
 ) -> None:
-    """Which of the two records comes first is not said; both are delivered, once."""
+    """The order of the two records is not promised. Both are delivered, once."""
     for point in points():
         program = Program()
         call = prepare(program)

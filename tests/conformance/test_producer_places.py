@@ -1,5 +1,5 @@
-"""Where a program may call `send`: in a callback, in another client's hooks, in a signal's handler,
-in a destructor, at exit.
+"""Places where a program may call `send`: in a callback, in another client's hooks, in a signal's
+handler, in a destructor, at exit.
 """
 
 from __future__ import annotations

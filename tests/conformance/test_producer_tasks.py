@@ -155,7 +155,7 @@ async def program(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Program]:
     monkeypatch.undo()
 
     async def drive() -> None:
-        """What the descriptor would tell."""
+        """Answer in place of the event loop, which watches no descriptor of a scripted front."""
         while True:
             await asyncio.sleep(0.001)
             if made.front._answers:

@@ -29,7 +29,7 @@ PAUSE_S = 0.01
 
 
 class World:
-    """How clients are made, and bodies run. The clients are of one kind in each world, and are used
+    """Maker of clients and runner of bodies. The clients of a world are of one kind, and are used
     alike.
     """
 
@@ -118,8 +118,8 @@ class Awaited:
 
 
 class Result:
-    """What a method returned: `await` gives it, `async for` goes through it. A future is awaited
-    again, for its result.
+    """Result of a method: `await` gives it, `async for` goes through it. A future is awaited again,
+    for its result.
     """
 
     def __init__(self, value: Any) -> None:

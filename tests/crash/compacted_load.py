@@ -32,7 +32,7 @@ Place = tuple[int, bytes]
 
 @dataclass(slots=True)
 class CompactedCounts:
-    """What was done."""
+    """Counts of what was done."""
 
     acknowledged: int = 0
     read: int = 0

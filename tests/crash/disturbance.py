@@ -21,7 +21,7 @@ from tests.kit.processes import children
 
 @dataclass(slots=True)
 class Harm:
-    """What was done."""
+    """Counts of the faults that were made."""
 
     kills: int = 0
     stops: int = 0

@@ -1,4 +1,4 @@
-"""What the members of `tests.crash.group_torture` have left behind, held against what producers had
+"""Notes of the members of `tests.crash.group_torture`, held against what producers had
 acknowledged.
 
 Owner: one GroupTorture. Invariants: reads only; each check raises AssertionError with some of the
@@ -48,7 +48,7 @@ class GroupChecks:
     # ---- what was left behind --------------------------------------------------------------------
 
     def _notes(self, kind: str) -> list[list[list[str]]]:
-        """Of each member its lines, in fields; a last line that was cut is left out."""
+        """The lines of each member, in fields; a last line that was cut is left out."""
         found = []
         for path in sorted(self._directory.glob(f"notes-{kind}-*")):
             text = path.read_text()
@@ -89,7 +89,7 @@ class GroupChecks:
     # ---- checks ----------------------------------------------------------------------------------
 
     def _times(self, handled: Iterable[Handled]) -> collections.Counter[Place]:
-        """How often each record was handled; each is what was acknowledged."""
+        """Count how often each record was handled. Each was acknowledged."""
         times: collections.Counter[Place] = collections.Counter()
         for partition, offset, value in handled:
             known = self._acknowledged.get((partition, offset))

@@ -71,12 +71,12 @@ def run_query(spark: Any, address: str, topic: str, directory: Path) -> None:
 
 
 def committed(directory: Path) -> int:
-    """How many batches Spark knows to be committed."""
+    """Number of batches that Spark knows to be committed."""
     return _batches(directory / "checkpoint" / "commits")
 
 
 def planned(directory: Path) -> int:
-    """How many batches Spark has planned."""
+    """Number of batches that Spark has planned."""
     return _batches(directory / "checkpoint" / "offsets")
 
 
@@ -85,7 +85,7 @@ def _batches(log: Path) -> int:
 
 
 def counted(address: str, topic: str) -> Counter[int]:
-    """How often each number is in the topic."""
+    """Count how often each number is in the topic."""
     values = tailrace.scan(topic, address, columns=["value"]).read_all().column("value")
     return Counter(int(value) for value in values.to_pylist())
 
@@ -247,7 +247,7 @@ class Torture:
         assert len(found) == len(requested)
 
     def has_started(self) -> bool:
-        """Whether the driver has planned a batch."""
+        """True if the driver has planned a batch."""
         return planned(self.directory) > self.planned_at_start
 
 

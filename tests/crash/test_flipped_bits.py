@@ -108,7 +108,7 @@ def test_a_flipped_bit_or_a_lost_end_is_never_served_and_the_rest_is(
 
 
 def _readable(workload: Workload, log: PartitionLog) -> list[tuple[int, bytes]]:
-    """What a reader gets that proves every batch and jumps over what is damaged."""
+    """Records of a reader that proves every batch and jumps over what is damaged."""
     from tailrace.format.segments.segment import (
         Ending,
         Walk,

@@ -661,7 +661,7 @@ entry's; of PRODUCE: version 1.
 
 
 def max_wait_ms(request: Request) -> int:
-    """How long a fetch may be parked."""
+    """Longest time that a fetch may be parked."""
     if request.api != Api.FETCH or not request.body or len(request.body[0]) < 4:
         return 0
     return int(struct.unpack_from("<I", request.body[0])[0])

@@ -157,7 +157,7 @@ class Trial:
     """(topic, partition, offset) of what was acknowledged and not read."""
 
     def judge(self) -> str:
-        """How it ended. Raises Finding."""
+        """Judge the end of a start. Raises Finding."""
         directory = self.specimen.directory
         log_path = directory / "tailrace.log"
         before = log_path.stat().st_size if log_path.exists() else 0

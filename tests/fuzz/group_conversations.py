@@ -30,7 +30,9 @@ def _member(rng: random.Random) -> str:
 
 
 def _share_member(rng: random.Random) -> dict[str, Any]:
-    """Who asks of a queue: few members with small epochs, so that one is met now and then."""
+    """A member that asks of a queue: few members with small epochs, so that one is met now and
+    then.
+    """
     return {
         "group": _queue(rng),
         "member_id": f"{rng.randrange(2):032x}",

@@ -67,7 +67,7 @@ BATCH = kafka_batch(b"v")
 
 
 class Known:
-    """What requests name: ids that the appliance has given."""
+    """Ids that requests name, as the appliance has given them."""
 
     def __init__(self, topic_id: bytes, producer_id: int, producer_epoch: int) -> None:
         self.topic_id = topic_id

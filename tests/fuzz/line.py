@@ -34,7 +34,7 @@ UNSENT_MAX_BYTES = 4 << 20
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run has seen."""
+    """Counts and findings of a run."""
 
     seed: int
     findings: list[Finding] = field(default_factory=list)
@@ -106,7 +106,7 @@ class Line:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the next script may come."""
+        """True if the next script may come."""
         return not self._queue and not self._shaking_since_s
 
     @property

@@ -144,8 +144,8 @@ class Peer:
 
 
 def half_spoken(noise: bytes, choice: int) -> tuple[bool, bytes]:
-    """What a stranger, or a broken client, says on the port: (whether ZMTP's greeting comes first,
-    what follows). 11 kinds.
+    """First bytes of a stranger, or of a broken client, on the port: (whether ZMTP's greeting comes
+    first, what follows). 11 kinds.
     """
     bare = (
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",

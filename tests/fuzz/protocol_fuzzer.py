@@ -113,7 +113,7 @@ class ProtocolFuzzer:
                 line.close()
 
     def linger(self, seconds: float) -> None:
-        """What was acknowledged may end a process later: look for a while."""
+        """Watch for a while: an acknowledged request may end a process later."""
         until_s = time.monotonic() + seconds
         pause = threading.Event()
         while time.monotonic() < until_s and not self.outcome.findings:

@@ -1,5 +1,5 @@
-"""What one connection does next: a few requests in a row, some of them bent, in an order that is
-sometimes wrong.
+"""The next requests of one connection: a few requests in a row, some of them bent, in an order that
+is sometimes wrong.
 
 A script is a pure function of (seed, its number, the World): the numbers in a report say which to
 play again.
@@ -119,7 +119,7 @@ def _message(script: int, frames: list[bytes], what: str) -> Message:
 
 
 def must_be_answered(api: int, version: int, body: list[bytes]) -> bool:
-    """Whether an answer has to come soon: not for acks=0 and CREDIT, nor while a fetch may be
+    """True if an answer has to come soon: not for acks=0 and CREDIT, nor while a fetch may be
     parked.
     """
     if api == Api.CREDIT:

@@ -58,7 +58,7 @@ class Specimen:
 
 
 def kind_of(path: pathlib.Path) -> str:
-    """What a file is, whatever its number: "N.arrows of orders", "partition.json",
+    """Kind of a file, without its number: "N.arrows of orders", "partition.json",
     "coordinator.db-wal".
     """
     name = re.sub(r"(\d+-)*\d{6,}(-\d+)*", "N", path.name)
@@ -67,7 +67,7 @@ def kind_of(path: pathlib.Path) -> str:
 
 
 def regions_of(appliance: EmbeddedAppliance) -> list[str]:
-    """What its processes have mapped of /dev/shm."""
+    """Regions of /dev/shm that its processes have mapped."""
     found: set[str] = set()
     for pid in [appliance.pid, *children(appliance).values()]:
         maps = pathlib.Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")

@@ -180,7 +180,7 @@ class Fuzzer:
         self.watch.close()
 
     def look(self) -> list[Finding]:
-        """What is new, and whether an administrator who logs in now is answered."""
+        """Report what is new, and see that an administrator who logs in now is answered."""
         found = self.watch.look()
         try:
             with Admin(_administrator(self._users)) as admin:

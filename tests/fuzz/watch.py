@@ -1,4 +1,4 @@
-"""What the fuzzer sees of the appliance from outside: processes that end, memory, and what the log
+"""The fuzzer's view of the appliance from outside: processes that end, memory, and what the log
 says that it should not.
 """
 
@@ -33,7 +33,7 @@ class Finding:
 
 
 class Watch:
-    """Of one appliance, from now on."""
+    """Watcher of one appliance, from now on."""
 
     def __init__(self, appliance: EmbeddedAppliance) -> None:
         self._appliance = appliance
@@ -51,7 +51,7 @@ class Watch:
         """The last lines that no logger wrote: tracebacks."""
 
     def look(self) -> list[Finding]:
-        """What is new. Memory is remembered at its highest."""
+        """Return the new findings. Memory is remembered at its highest."""
         found = self._read_log()
         now = children(self._appliance)
         for name, pid in now.items():

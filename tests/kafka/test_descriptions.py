@@ -1,4 +1,4 @@
-"""What Kafka's administration tools describe: producers, share groups, the quorum, features."""
+"""Descriptions by Kafka's administration tools: producers, share groups, the quorum, features."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What tests share: appliances, crafted batches, fault injection."""
+"""Code that tests share: appliances, crafted batches, fault injection."""

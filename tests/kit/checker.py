@@ -19,7 +19,7 @@ def value_of(producer: str, number: int, payload: bytes = b"") -> bytes:
 
 @dataclass(slots=True)
 class History:
-    """What happened, as those outside saw it."""
+    """History of a run, as those outside saw it."""
 
     sent: dict[tuple[int, bytes], bytes] = field(default_factory=dict)
     """(partition, producer:number) -> the whole value."""

@@ -92,7 +92,7 @@ def kill_and_wait_for_successor(
 
 
 def shared_memory(appliance: EmbeddedAppliance) -> list[str]:
-    """What the instance has in /dev/shm now."""
+    """Files that the instance has in /dev/shm now."""
     identity = read_identity(appliance.data_dir)
     assert identity is not None
     prefix = identity.prefix[1:]
@@ -110,5 +110,5 @@ def word_of(appliance: EmbeddedAppliance, role: Role, index: int, word: ProcessW
 
 
 def commits_of(appliance: EmbeddedAppliance, role: Role) -> int:
-    """How many transactions the controller, or the process of groups, has committed."""
+    """Number of transactions that the controller, or the process of groups, has committed."""
     return word_of(appliance, role, 0, ProcessWord.COMMIT_COUNT)

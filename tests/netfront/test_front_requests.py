@@ -335,8 +335,8 @@ def test_a_response_has_the_version_of_its_request(world: FakeFront, client: Fak
 def test_the_invariants_are_held_against_the_front_after_every_step(
     world: FakeFront, client: FakeClient
 ) -> None:
-    """What the kit checks behind every test here: it sees a session that leaves something behind,
-    and bytes that are counted wrongly.
+    """The kit checks the front behind every test here: it sees a session that leaves something
+    behind, and bytes that are counted wrongly.
     """
     (topic,) = world.add_topic("t", 1)
     client.fetch([topic])

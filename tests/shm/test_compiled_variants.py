@@ -48,7 +48,7 @@ def same(results: list[Any]) -> Any:
 
 
 def outcome(act: Any) -> Any:
-    """What a call returns or which error it raises, with its sentence."""
+    """Result of a call, or the error that it raises, with its sentence."""
     try:
         return act()
     except (ValueError, LaneError) as error:

@@ -52,7 +52,7 @@ class Inbox:
         return lambda response: self._waiting.append((handler, response))
 
     def handle(self) -> None:
-        """What has come."""
+        """Handle what has come."""
         while self._waiting:
             handler, response = self._waiting.popleft()
             handler(response)
@@ -105,7 +105,9 @@ class Delayed:
     def check(
         self, readable: Mapping[int, Sequence[tuple[int, bytes]]], *, is_lossless: bool
     ) -> None:
-        """What came is what was sent; exactly once, unless something acknowledged may be lost."""
+        """Check that what came is what was sent; exactly once, unless something acknowledged may be
+        lost.
+        """
         found = [
             (value, partition) for partition, records in readable.items() for _, value in records
         ]

@@ -1,4 +1,4 @@
-"""When the process that is being stepped dies: after so many more published stores and file
+"""Death of the process that is being stepped: after so many more published stores and file
 operations, or at a crash point.
 
 Owner: `tests.sim.world.World`, which says who is inside a step; nobody else can be interrupted.

@@ -52,7 +52,7 @@ class Sent:
 
 @dataclass(slots=True)
 class GroupHistory:
-    """What the members of the group have been told, all together."""
+    """Messages that all members of the group have been told."""
 
     partitions: int
     commits: list[Sent] = field(default_factory=list)
@@ -131,7 +131,7 @@ class MemberActor:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the group knows that it has what it has."""
+        """True if the group knows what the member has."""
         return self.epoch > 0 and self.is_reported and not self.is_asking
 
     def pump(self) -> None:
@@ -242,7 +242,7 @@ def members(world: World, rng: random.Random, partitions: int) -> list[MemberAct
 
 
 def are_settled(actors: Sequence[MemberActor]) -> bool:
-    """Whether every partition has one owner, and everybody knows."""
+    """True if every partition has one owner, and all members know it."""
     if not all(actor.is_settled for actor in actors):
         return False
     owned = sorted(partition for actor in actors for partition in actor.partitions)

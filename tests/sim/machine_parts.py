@@ -1,5 +1,5 @@
-"""What the simulated machine is put together from: bells, files, a reader pool and the controller's
-view of disks that need no system call; its settings.
+"""Parts of the simulated machine: bells, files, a reader pool and the controller's view of disks
+that need no system call; its settings.
 
 Owner: `tests.sim.world.World`. Each stands in for the part of the real machine that it names; what
     it does must be what that part promises, and no more.
@@ -161,7 +161,7 @@ class SimGroups:
 
     @property
     def exist(self) -> bool:
-        """Whether there is a database."""
+        """True if there is a database."""
         return bool(self._directory)
 
     def open(self, _path: str) -> SimGroupStore:
@@ -172,7 +172,7 @@ class SimGroups:
         return self._store
 
     def close(self) -> None:
-        """What a process that is gone had not committed is gone with it."""
+        """Close the database. What a process had not committed is gone with it."""
         if self._store is not None:
             self._store.close()
             self._store = None
@@ -209,7 +209,7 @@ class Counting(Protocol):
 
 
 class GroupsWorld(Protocol):
-    """What the database of groups lies in."""
+    """Place of the database of groups."""
 
     disk: SimDisk
 
@@ -218,7 +218,7 @@ class GroupsWorld(Protocol):
 
 
 class HostView(Protocol):
-    """What a process finds on its machine."""
+    """A process's view of its machine."""
 
     regions: dict[str, Region]
     bells: dict[str, SimBell]
@@ -246,5 +246,5 @@ class SimContext(ProcessContext):
 
 
 def is_undrained(ring: Ring) -> bool:
-    """Whether a ring holds batches that are not settled."""
+    """True if a ring holds batches that are not settled."""
     return ring.settled.load() != ring.producer_position.load()

@@ -1,5 +1,5 @@
-"""What a seed stands for: the appliance's layout, its clients, the faults; and from that, which
-promises hold.
+"""Plan of a seed: the appliance's layout, its clients, the faults; and from that, which promises
+hold.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a seed stands for."""
+    """Plan of a seed."""
 
     steps: int
     workers: int
@@ -36,7 +36,7 @@ class Plan:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether nothing acknowledged may be missing."""
+        """True if nothing acknowledged may be missing."""
         if self.loses_power and (self.acks != "all" or self.durability != "disk"):
             return False
         return "disk error" not in self.faults or (self.acks == "all" and self.durability == "disk")
@@ -50,7 +50,7 @@ class Plan:
 
     @property
     def may_refuse(self) -> bool:
-        """Whether a producer may be told that a record is lost."""
+        """True if a producer may be told that a record is lost."""
         return "disk error" in self.faults
 
 

@@ -208,7 +208,7 @@ class Schedule:
             self._step()
 
     def _queue_fault(self) -> None:
-        """What queues have to live with: locks pass; the process that keeps them dies."""
+        """Make a fault of queues: locks pass, or the process that keeps them dies."""
         world, rng = self.world, self.queue_rng
         groups = next(
             (
@@ -473,7 +473,7 @@ def abandon(sender: SenderThread) -> None:
 
 
 def is_done(rows: dict[int, dict[str, Any]], partitions: int) -> bool:
-    """Whether a queue has nothing left: `rows` of `partitions_of_queue`."""
+    """True if a queue has nothing left: `rows` of `partitions_of_queue`."""
     return len(rows) == partitions and all(
         row["end"] is not None and row["start_offset"] == row["end"] for row in rows.values()
     )

@@ -1,4 +1,4 @@
-"""What a share group has promised its members, held against what they were told and what they said.
+"""Promises of a share group to its members, held against what they were told and what they said.
 
 Owner: one `tests.sim.schedule.Schedule`.
 Invariants, while the log loses nothing: a record is given out as the n-th time once for each n, and
@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 
 class Place(NamedTuple):
-    """Where a record is."""
+    """Place of a record."""
 
     partition: int
     offset: int
@@ -43,7 +43,7 @@ class Delivery:
     spoken_ns: int | None = None
 
     def is_behind(self, other: Delivery) -> bool:
-        """Whether it is the later one of two of the same record."""
+        """True if the delivery is the later one of two of the same record."""
         mine, others = (self.count, self.is_dead), (other.count, other.is_dead)
         return mine > others or (mine == others and self.asked_ns > other.told_ns)
 
@@ -125,7 +125,7 @@ class QueueHistory:
         self.taken[delivery.place] = now_ns, delivery
 
     def refused(self, delivery: Delivery, now_ns: int) -> None:
-        """What its member said of it was refused: the lock has passed."""
+        """Check a refused acknowledgement: its lock has passed."""
         if not self.may_lose and not self.may_delete and now_ns < delivery.until_ns:
             self._suspect(
                 delivery.member, now_ns, f"refused under a lock that had not passed: {delivery}"
@@ -168,8 +168,8 @@ class QueueHistory:
         sent_ns: Mapping[bytes, int],
         losses_ns: Sequence[int],
     ) -> None:
-        """What took the place of a record that a power failure took is not passed over with it.
-        `readable`: partition -> (offset, value).
+        """Check that the successor of a record that a power failure took is not passed over with
+        it. `readable`: partition -> (offset, value).
         """
         for partition, records in readable.items():
             for offset, value in records:

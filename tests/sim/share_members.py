@@ -39,7 +39,9 @@ _ANEW = (ErrorCode.UNKNOWN_MEMBER, ErrorCode.FENCED_MEMBER)
 
 
 def settings(rng: random.Random) -> dict[str, Any]:
-    """Of a topic that is a queue: locks that pass within a schedule, limits that are reached."""
+    """Settings of a topic that is a queue: locks that pass within a schedule, limits that are
+    reached.
+    """
     return {
         "group.share.record.lock.duration.ms": rng.choice((100, 1_000, 5_000)),
         "group.share.delivery.count.limit": rng.choice((1, 2, 3, 5)),
@@ -219,7 +221,7 @@ class ShareActor:
         return Under(Api.SHARE_ACQUIRE, body, said, now_ns)
 
     def _outcome(self, delivery: Delivery) -> str:
-        """What it says of a record now; "": nothing yet, perhaps never."""
+        """Outcome that the member reports of a record now; "": nothing yet, perhaps never."""
         if self.is_calm or delivery.is_dead:
             return "accept"
         if self.rng.random() < self.patience:

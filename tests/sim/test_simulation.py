@@ -112,8 +112,8 @@ def test_a_seed_replays_exactly(seed: int) -> None:
 def test_power_lost_while_the_controller_is_built_leaves_its_catalog_to_no_later_world(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What it had opened lives on where the garbage collector does not look any more (`gc.freeze`),
-    and with it a database in memory, which has a name.
+    """Objects that it had opened live on where the garbage collector does not look any more
+    (`gc.freeze`), and with it a database in memory, which has a name.
     """
     kept: list[object] = []
 

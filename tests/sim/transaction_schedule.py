@@ -315,7 +315,7 @@ class TransactionSchedule:
         return max((row[2] for row in answer["offsets"]), default=0)
 
     def _read_all(self, *, is_committed: bool) -> dict[TopicPartition, Read]:
-        """What there is to read up to the high watermark: nothing is open any more."""
+        """Read everything up to the high watermark: nothing is open any more."""
         found: dict[TopicPartition, Read] = {place: [] for place in self.places}
         with (
             self.consumer(self.places, is_committed=is_committed) as reader,

@@ -88,7 +88,7 @@ class Copy(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class Common:
-    """What all programs of a schedule share."""
+    """State that all programs of a schedule share."""
 
     world: World
     rng: random.Random
@@ -101,7 +101,7 @@ class Common:
 
 
 class Content(NamedTuple):
-    """What a decision has: the transaction, its branches, the committed offset of a transformer."""
+    """Content of a decision: transaction, branches, the committed offset of a transformer."""
 
     token: Token
     named: tuple[tuple[Token, tuple[int, int]], ...]
@@ -268,7 +268,7 @@ class Instance:
             self._make([b""])
 
     def _contents(self) -> Content:
-        """What a decision has now: one finished attempt of each task."""
+        """Contents of a decision now: one finished attempt of each task."""
         rng = self.program.common.rng
         done = [[one for one in attempts if one.state == "done"] for attempts in self.tasks]
         named = [rng.choice(attempts) for attempts in done if attempts]
@@ -380,7 +380,7 @@ class Instance:
         self._follow(answer)
 
     def _check_ended(self, prepared: Token | None = None) -> None:
-        """What the owners before have written is ended for readers by now, without what is
+        """Check that the former owners' writes are ended for readers by now, without what is
         prepared.
         """
         program, common = self.program, self.program.common

@@ -189,7 +189,9 @@ class World:
             self.fate.is_inside, self._is_preempted, self._running = True, False, inside
 
     def high_watermark(self, topic_id: bytes, partition: int) -> int | None:
-        """What the flusher has published for a partition. None: nothing, since it is not open."""
+        """High watermark that the flusher has published for a partition. None: the partition is not
+        open.
+        """
         for data_dir in range(len(self.data_dirs)):
             region = self.regions.get(self._spec_regions.get(f"table-{data_dir}", ""))
             for state in PartitionTable(region).all() if region is not None else ():
@@ -223,7 +225,7 @@ class World:
         self.rng.shuffle(self.data_dirs)
 
     def boot(self) -> None:
-        """What the supervisor does at start: look what an earlier run left, make regions and bells,
+        """Start as the supervisor does: look what an earlier run left, make regions and bells,
         start everybody.
         """
         # of a controller that power or a kill of all took while it was being built: it was not
@@ -511,7 +513,7 @@ class World:
         )
 
     def next_wake_ns(self, child: Child) -> int | None:
-        """When a process that is not runnable is."""
+        """Time at which a process that sleeps is runnable."""
         if child.agent is None:
             return child.starts_at_ns
         return max(child.stopped_until_ns, child.deadline_ns or 0) or None

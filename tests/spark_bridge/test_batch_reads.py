@@ -1,4 +1,4 @@
-"""What `spark.read` plans and reads, through the data source as Spark calls it, without a JVM:
+"""Plans and reads of `spark.read`, through the data source as Spark calls it, without a JVM:
 options, faults while it is read, types.
 """
 

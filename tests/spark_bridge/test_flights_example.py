@@ -66,7 +66,7 @@ def job(
 
 @pytest.fixture
 def scratch() -> Iterator[str]:
-    """Of a short name: there are Unix sockets in it."""
+    """A directory of a short name: there are Unix sockets in it."""
     with tempfile.TemporaryDirectory(prefix="trfl-", ignore_cleanup_errors=True) as directory:
         yield directory
 

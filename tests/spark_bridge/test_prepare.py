@@ -1,5 +1,5 @@
-"""What `spark_bridge.prepare` keeps: made once however many ask, whole or not at all, refused with
-what to do; sessions use it, or say that it is there.
+"""Class data of `spark_bridge.prepare`: made once however many ask, whole or not at all, refused
+with what to do; sessions use it, or say that it is there.
 
 Spark itself is not started: programs that behave as ill as one has to expect take the place of the
 one that makes the archive.
@@ -30,7 +30,7 @@ PROGRAM_TIMEOUT_S = 60
 
 @pytest.fixture
 def directory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """Where `prepare` puts what it makes."""
+    """Directory in which `prepare` puts what it makes."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(environment, "check_pyspark", lambda: None)
     return pathlib.Path(session_cache.cache_directory())

@@ -1,4 +1,6 @@
-"""What killed processes of a bench leave open is closed once, whoever shares the files."""
+"""Descriptors that killed processes of a bench leave open are closed once, even if others share the
+files.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What a client does when the appliance cannot take a request now: it asks again, until its own
-time is up.
-"""
+"""A client whose request the appliance cannot take now asks again, until its own time is up."""
 
 from __future__ import annotations
 

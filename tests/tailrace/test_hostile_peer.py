@@ -1,5 +1,5 @@
-"""What may answer at an appliance's address, and what a front may say: a sentence each, and never a
-hang, a crash or memory without bound.
+"""Strangers at an appliance's address, and malformed responses of a front: a sentence each, and
+never a hang, a crash or memory without bound.
 """
 
 from __future__ import annotations

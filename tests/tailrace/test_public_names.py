@@ -1,6 +1,4 @@
-"""What `tailrace` shows is what users may use: complete, described, and loaded only when it is
-used.
-"""
+"""Public names of `tailrace`: complete, described, and loaded only when it is used."""
 
 from __future__ import annotations
 

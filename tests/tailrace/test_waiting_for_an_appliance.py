@@ -33,7 +33,7 @@ SAID = "the consumer gets no answer at tcp://127.0.0.1:1; it goes on trying"
 
 
 class Socket:
-    """What is sent is answered by the appliance, while there is one."""
+    """Socket whose messages the appliance answers, while there is one."""
 
     is_lost = False
 

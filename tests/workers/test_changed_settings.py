@@ -17,7 +17,7 @@ HOUR_MS = 3_600_000
 
 
 def settings(**changed: Any) -> dict[str, Any]:
-    """What the supervisor publishes to workers and flushers."""
+    """Settings that the supervisor publishes to workers and flushers."""
     usual = {
         "flush.linger_ms": 0, "flush.batch_size": 1 << 20, "checkpoint_bytes": 64 << 20,
         "journal_bytes": 1 << 20, "reserve_bytes": 0, "retention.check.interval.ms": HOUR_MS,

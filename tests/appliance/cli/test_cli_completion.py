@@ -27,8 +27,8 @@ def environment(tmp_path: pathlib.Path) -> dict[str, str]:
 
 
 def complete(environment: dict[str, str], line: str, shell: str = "bash") -> list[str]:
-    """What is offered for the last word of `line`; nothing may be said on standard error, where it
-    would spoil the line that is being typed.
+    """Candidates for the last word of `line`; nothing may be said on standard error, where it would
+    spoil the line that is being typed.
     """
     words = line.split(" ")
     asked = {

@@ -1,4 +1,4 @@
-"""What people see: tables that cut nothing which is copied, sizes and times of a topic, questions
+"""Output for people: tables that cut nothing which is copied, sizes and times of a topic, questions
 before something is deleted, misspelt variables.
 """
 

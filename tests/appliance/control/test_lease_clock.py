@@ -60,7 +60,7 @@ class World:
         self.leases.take(None, request, self.now_ns)
 
     def left_ms(self) -> list[int]:
-        """Of the leases that a flusher is told of at its start."""
+        """Time left of the leases that a flusher is told of at its start."""
         self.told.clear()
         self.leases.feed(self.way, [self.topic])
         return [told["ttl_ms"] for told in self.told]

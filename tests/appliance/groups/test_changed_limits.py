@@ -17,7 +17,7 @@ MINUTE_S = 60
 
 
 def settings(**changed: Any) -> dict[str, Any]:
-    """What the supervisor publishes to the process of groups."""
+    """Settings that the supervisor publishes to the process of groups."""
     usual = {
         "group.members.max": 10_000, "groups.max": 100_000,
         "group.session.timeout.min.ms": 1_000, "group.session.timeout.max.ms": 1_800_000,

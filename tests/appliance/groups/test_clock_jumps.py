@@ -75,7 +75,7 @@ class Everything:
         )
 
     def left(self) -> set[str]:
-        """What has not expired."""
+        """Offsets that have not expired."""
         found = set()
         for group in ("committed", "console", "queue"):
             if self.bench.service.summary(group) is not None:

@@ -1,5 +1,5 @@
-"""What fails for one group fails for that group alone: its neighbours of the same step are
-answered, and no timer is lost.
+"""A failure of one group is that group's alone: its neighbours of the same step are answered, and
+no timer is lost.
 """
 
 from __future__ import annotations

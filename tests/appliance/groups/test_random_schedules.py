@@ -233,7 +233,7 @@ class Schedule:
     def _send_commit(
         self, member: Member, commits: dict[int, tuple[Member, dict[Partition, int]]]
     ) -> None:
-        """Of partitions that it owns, mostly."""
+        """Commit offsets, mostly of partitions that the member owns."""
         everything = [
             (topic.topic_id, partition)
             for topic in self.topics.topics()

@@ -1,4 +1,4 @@
-"""What the supervisor makes when transactions are first used: the process of groups, and lanes
+"""Processes and lanes that the first use of transactions starts: the process of groups, and lanes
 between it and each worker.
 """
 

@@ -43,7 +43,7 @@ def opened_front() -> TransactionFront:
 
 
 def written(branch: TransactionBranch, number: int) -> FinishedBranch:
-    """What a writer that has joined as the `number`th returned."""
+    """The result of a writer that has joined as the `number`th."""
     return FinishedBranch(branch, BRANCH_ID + number, branch.producer_epoch, ())
 
 

@@ -45,7 +45,7 @@ class Refused(Exception):
 
 
 class Decision(NamedTuple):
-    """What was decided of an epoch."""
+    """Decision about an epoch."""
 
     outcome: str
     by: str
@@ -134,7 +134,7 @@ class TransactionFront(LoggingFront):
         return [group for one in self.decisions for group in one.offsets]
 
     def count(self, api: Api) -> int:
-        """How many such requests came."""
+        """Count the requests of this kind that came."""
         return sum(asked is api for asked, _ in self.requests)
 
     def connect(self) -> _Socket:

@@ -60,7 +60,7 @@ Body = Callable[[Made], Awaitable[None]]
 
 
 class ScriptedWorld:
-    """How a producer is made, and a body run."""
+    """Maker of a producer and runner of a body."""
 
     name: str
 

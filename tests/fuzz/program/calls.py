@@ -1,5 +1,5 @@
-"""How the program fuzzer makes a call: directly or in an event loop, cut off by a signal's handler,
-by a cancellation, or by an exception of the program's own functions.
+"""Calls of the program fuzzer: directly or in an event loop, cut off by a signal's handler, by a
+cancellation, or by an exception of the program's own functions.
 
 Owner: one ProgramRun, in the main thread: a signal's handler runs there alone.
 Invariants: a handler raises only while code of the client is on top of the stack, or what that has
@@ -82,7 +82,7 @@ def _is_of_client(frame: FrameType | None) -> bool:
 
 
 def _stacks() -> str:
-    """Where each thread of this process is."""
+    """Stack of each thread of this process."""
     return "\n".join(
         f"{number}:\n{''.join(traceback.format_stack(frame))}"
         for number, frame in sys._current_frames().items()

@@ -37,7 +37,7 @@ class BodyError(Planted):
 
 
 class Client:
-    """What all clients of a program have in common."""
+    """Common part of all clients of a program."""
 
     def __init__(self, run: World, slot: str, kind: str) -> None:
         self.run = run

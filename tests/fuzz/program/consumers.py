@@ -110,7 +110,7 @@ class ConsumerClient(Client):
         self.model.revoked(keys, is_certain=self._is_certain(), is_handled=self._is_handled)
 
     def _is_certain(self) -> bool:
-        """Whether a commit that nobody is told of took place: no warning was logged."""
+        """True if an unreported commit took place: no warning was logged."""
         return self.run.warnings == self._warnings and not self.was_cut_off
 
     def make(

@@ -69,7 +69,7 @@ class LedgerRun(World):
         return reader
 
     def _read_committed(self) -> None:
-        """What a reader of committed records finds now was committed."""
+        """Check that all that a reader of committed records finds now was committed."""
         if self._has_ledger:
             with self._reader_of_committed() as reader:
                 while records := reader.poll(60):

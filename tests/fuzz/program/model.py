@@ -235,7 +235,7 @@ class Reader:
             self.last.setdefault(key, offset)
 
     def offsets_of(self, key: Key) -> set[int]:
-        """Where the cursor may be."""
+        """Offsets that the cursor may be at."""
         cursor = self.cursors[key]
         if cursor.offsets is not None:
             return cursor.offsets

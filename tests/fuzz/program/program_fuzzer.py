@@ -198,7 +198,7 @@ def _say_shortest(
 
 
 def _indexes(program: Program, part: Program) -> list[int]:
-    """Which operations were kept: `part` has them in the same order."""
+    """Indexes of the operations that were kept: `part` has them in the same order."""
     found: list[int] = []
     rest = iter(enumerate(program))
     for operation in part:

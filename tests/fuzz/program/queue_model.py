@@ -16,7 +16,7 @@ from tests.fuzz.program.model import Place, expect
 
 
 class Word(enum.Enum):
-    """What is known of a record that a reader holds."""
+    """Knowledge about a record that a reader holds."""
 
     SILENT = "handed out by a poll"
     IN_LOOP = "handed out by a loop"

@@ -159,7 +159,7 @@ class ProgramRun(LedgerRun):
         self._redrives = True
 
     def _check_offsets(self, group: str) -> None:
-        """What a group has committed, asked by an administrator."""
+        """Check a group's committed offsets, asked by an administrator."""
         keys = [(name, number) for name in self.topics.live for number in range(PARTITIONS[name])]
         partitions = [TopicPartition(self.name(name), number) for name, number in keys]
         if not keys:
@@ -238,7 +238,9 @@ class ProgramRun(LedgerRun):
         return len(values)
 
     def _check_sent(self, ends: dict[Key, int]) -> None:
-        """What was acknowledged is where its producer was told; a key has one partition."""
+        """Check that acknowledged records are where their producer was told; a key has one
+        partition.
+        """
         key_partitions: dict[tuple[str, str], set[int]] = {}
         for sent in self.sent.values():
             ids = self.topics.creations[sent.topic]
@@ -279,7 +281,9 @@ class ProgramRun(LedgerRun):
                 expect(len(rest) >= end - position, f"group {group} reads {len(rest)} of {key}")
 
     def _check_queue(self, ends: dict[Key, int]) -> None:
-        """What is not accepted comes again, with its count, or is a dead letter."""
+        """Check that a record that is not accepted comes again, with its count, or is a dead
+        letter.
+        """
         if not any(isinstance(client, QueueClient) for client in self._closed) and not any(
             self.queue.jobs
         ):

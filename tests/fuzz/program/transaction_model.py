@@ -18,7 +18,7 @@ from tests.fuzz.program.model import expect
 
 
 class Outcome(enum.Enum):
-    """What became of a transaction."""
+    """Outcome of a transaction."""
 
     OPEN = "is open"
     PREPARED = "is prepared"

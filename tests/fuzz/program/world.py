@@ -1,5 +1,5 @@
-"""What the clients of a fuzzed program share: names, the models, the records that were sent, and
-the errors that the world's faults explain.
+"""State that the clients of a fuzzed program share: names, the models, the records that were sent,
+and the errors that the world's faults explain.
 
 Owner: one ProgramRun (`tests.fuzz.program.run`). Invariants: names of topics and groups are this
 run's own, so that many runs share an appliance.
@@ -83,7 +83,7 @@ class World:
 
     @property
     def warnings(self) -> int:
-        """How many warnings the clients have logged."""
+        """Number of warnings that the clients have logged."""
         return self.log.count
 
     def name(self, short: str) -> str:
@@ -120,7 +120,7 @@ class World:
         self.topics.see((topic_id, key[1], offset), value, where)
 
     def ends(self, key: Key) -> tuple[int, int]:
-        """Where readers find the end of the partition: at least, at most."""
+        """Bounds of the end that readers find of the partition: at least, at most."""
         possible = [
             sent
             for sent in self.sent.values()
@@ -136,7 +136,7 @@ class World:
         ), len(possible)
 
     def acknowledged(self, key: Key) -> list[Sent]:
-        """What the topic of now surely has in this partition."""
+        """Records that the present topic surely has in this partition."""
         creation = len(self.topics.creations[key[0]])
         return [
             sent

@@ -57,7 +57,7 @@ def use_java(users: Users, directory: pathlib.Path) -> dict[str, str]:
 
 
 def use_librdkafka(users: Users) -> None:
-    """What Java's clients of today do not ask any more."""
+    """Ask by librdkafka what Java's present clients do not ask any more."""
     common = {
         **properties(users, "."), "sasl.username": "chief", "sasl.password": PASSWORD
     }  # fmt: skip

@@ -1,5 +1,5 @@
-"""What the appliances that a test started have logged, for the report of a test that fails: a
-temporary log goes with its appliance.
+"""Log lines of the appliances that a test started, for the report of a test that fails: a temporary
+log goes with its appliance.
 
 Owner: the test process; `tests/conftest.py` installs it. Invariants: a log is read before it is
     removed; what ended in an earlier test is not shown.

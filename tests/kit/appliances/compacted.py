@@ -19,7 +19,7 @@ Pair = tuple[bytes | None, bytes | None]
 
 
 class Written:
-    """What was written to partition 0 of a topic."""
+    """Records that were written to partition 0 of a topic."""
 
     def __init__(self, topic: str) -> None:
         self.key = TopicPartition(topic, 0)

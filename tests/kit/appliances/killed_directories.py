@@ -73,7 +73,7 @@ def killed_with_acknowledged_batches_in_the_ring(data_dir: pathlib.Path, **setti
 
 
 def refusal(data_dir: pathlib.Path, **settings: Any) -> str:
-    """What a start says that ends with exit code 73."""
+    """Message of a start that ends with exit code 73."""
     with pytest.raises(NotReachableError) as caught:
         start(data_dir, **settings).stop()
     assert "exit code 73" in str(caught.value)

@@ -148,7 +148,7 @@ def two_directories(first: pathlib.Path, second: pathlib.Path) -> Iterator[Embed
 
 
 def last_reason(appliance: Addressed) -> str:
-    """Why the last move did not come about; empty: none has failed."""
+    """Reason that the last move did not come about; empty: none has failed."""
     with Admin(appliance.address) as admin:
         rows = admin.describe_cluster()["moves"]
     return next((str(row["reason"]) for row in rows if row["state"] == "failed"), "")

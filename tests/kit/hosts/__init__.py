@@ -1,1 +1,1 @@
-"""What surrounds a process on a host: programs, file systems, clocks, databases, networks."""
+"""Surroundings of a process on a host: programs, file systems, clocks, databases, networks."""

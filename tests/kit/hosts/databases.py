@@ -150,7 +150,7 @@ class Databases:
         return self._opened[-1]
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """What is committed."""
+        """The committed rows."""
         with_cursor = _duckdb(self._path) if self.kind == "duckdb" else sqlite3.connect(self._path)
         try:
             return [tuple(row) for row in with_cursor.execute(query).fetchall()]

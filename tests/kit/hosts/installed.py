@@ -45,7 +45,7 @@ def build_wheel(project: pathlib.Path, to: pathlib.Path) -> pathlib.Path:
 
 
 def top_level_names(wheel: pathlib.Path) -> set[str]:
-    """What it puts into site-packages, without what describes it."""
+    """Names that the wheel puts into site-packages, without what describes it."""
     with zipfile.ZipFile(wheel) as archive:
         return {name.partition("/")[0] for name in archive.namelist() if ".dist-info/" not in name}
 

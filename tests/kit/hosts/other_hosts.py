@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 
 def can_be_made() -> bool:
-    """Whether this machine lets the test make one."""
+    """True if this machine lets the test make one."""
     if os.geteuid() or not shutil.which("ip") or not shutil.which("unshare"):
         return False
     name = f"tr-{os.urandom(3).hex()}"
@@ -53,7 +53,7 @@ class OtherHost:
         return subprocess.run(whole, capture_output=True, text=True, timeout=timeout_s, check=False)
 
     def sent_bytes(self) -> int:
-        """How much went there so far."""
+        """Number of bytes that went there so far."""
         return int(pathlib.Path(f"/sys/class/net/{self._link}/statistics/tx_bytes").read_text())
 
 

@@ -22,7 +22,7 @@ _STANDARD_SIGNALS = (1 << 31) - 1
 
 
 def found_state() -> dict[str, object]:
-    """What must be the same however this process was started."""
+    """State that must be the same however this process was started."""
     spec_fd = os.environ[SPEC_VARIABLE]
     with os.scandir("/proc/self/fd") as entries:
         descriptors = {int(entry.name): os.readlink(entry.path) for entry in entries}

@@ -1,4 +1,4 @@
-"""What exports are tested with: records to send, and the lake as its readers see it."""
+"""Material of the tests of exports: records to send, and the lake as its readers see it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(
 
 
 def entries(directory: pathlib.Path) -> list[Any]:
-    """What the commits say, in order."""
+    """Entries of the commits, in order."""
     return [
         orjson.loads(path.read_bytes())["content"]
         for path in sorted((directory / "_tailrace/commits").iterdir())

@@ -13,7 +13,7 @@ fail_at = ""
 
 
 class Interrupted(BaseException):
-    """What a kill is to those who clean up nothing."""
+    """Exception that acts as a kill on code that cleans up nothing."""
 
 
 def commits(path: str) -> list[Any]:

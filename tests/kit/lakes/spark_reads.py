@@ -47,8 +47,8 @@ class Read:
 
 
 class Query:
-    """What Spark does with a reader: one batch after the other. A new one on the same `committed`
-    is a restart from the checkpoint.
+    """Spark's calls of a reader: one batch after the other. A new one on the same `committed` is a
+    restart from the checkpoint.
     """
 
     def __init__(

@@ -170,7 +170,9 @@ class World:
         return found, following
 
     def check(self, *, cleaned: bool = False) -> None:
-        """What is stored is a part of what was committed, with the latest of each key."""
+        """Check that the stored records are a part of the committed ones, with the latest of each
+        key.
+        """
         found, end = self.stored()
         assert end == self.b.table.read(0).log_end_offset
         latest = {key: offset for offset, (key, _) in sorted(self.records.items())}

@@ -1,5 +1,5 @@
-"""What simulated processes that were killed leave open: a kernel would close it, here the end of
-the files that they share does.
+"""Descriptors that simulated processes leave open when they are killed: a kernel would close it,
+here the end of the files that they share does.
 
 Owner: the `files` of one test.
 Invariants: a descriptor is closed once. Its number may mean another file afterwards.

@@ -21,7 +21,7 @@ def recover(
     hints: Hints | None = None,
     files: DiskFiles | None = None,
 ) -> RecoveredLog:
-    """What recovery makes of the log of `path`; without its checkpoints, unless they are wanted."""
+    """Recover the log of `path`; without its checkpoints, unless they are wanted."""
     for name in () if checkpoint else CHECKPOINT_FILES:
         path.with_name(name).unlink(missing_ok=True)
     known = PartitionMetadata.decode(path.with_name("partition.json").read_bytes())

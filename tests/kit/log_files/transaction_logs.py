@@ -215,12 +215,12 @@ class TransactionLog:
     # ---- model -----------------------------------------------------------------------------------
 
     def committed(self, start: int = 0) -> list[tuple[int, bytes]]:
-        """What a reader of committed records is to see from `start` on."""
+        """Records that a reader of committed records is to see from `start` on."""
         end = self.state.last_stable_offset
         return sorted(record for record in self.decided if start <= record[0] < end)
 
     def uncommitted(self, start: int = 0) -> list[tuple[int, bytes]]:
-        """What a reader of all records is to see from `start` on."""
+        """Records that a reader of all records is to see from `start` on."""
         end = self.state.high_watermark
         return [record for record in self.all if start <= record[0] < end]
 

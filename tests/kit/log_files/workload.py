@@ -129,7 +129,7 @@ class Workload:
         self.bench.send(sent.data, slot=producer.partition, correlation_id=correlation_id)
 
     def drain_answers(self) -> None:
-        """What has been settled since; and the watermarks that a consumer would see."""
+        """Take what has been settled since, and the watermarks that a consumer would see."""
         bench = self.bench
         settled = bench.ring.settled.load()
         for number in range(self._cursor, settled):

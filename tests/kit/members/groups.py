@@ -20,7 +20,7 @@ from tests.kit.processes import HANG_LIMIT_S
 
 
 class Remembers(RebalanceListener):
-    """What it was told, in order: (kind, partitions)."""
+    """Listener that keeps its calls, in order: (kind, partitions)."""
 
     def __init__(self, on_call: Callable[[str, list[TopicPartition]], None] | None = None) -> None:
         self.calls: list[tuple[str, list[TopicPartition]]] = []
@@ -52,7 +52,7 @@ def member(appliance: EmbeddedAppliance, group: str, *topics: str, **settings: A
 
 
 def heartbeats(consumer: Consumer) -> int:
-    """How many it has sent."""
+    """Number of heartbeats that it has sent."""
     assert consumer._group is not None
     return consumer._group.membership.heartbeat_count
 
@@ -148,7 +148,7 @@ class MemberProcess:
         self.pid = self._process.pid
 
     def next_poll(self) -> dict[str, Any]:
-        """What the next poll said."""
+        """Result of the next poll."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, "the member has ended"

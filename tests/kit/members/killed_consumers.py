@@ -36,7 +36,7 @@ AT_ONCE = 17
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What the victims do, and how often they are killed."""
+    """Work of the victims, and how often they are killed."""
 
     mode: str
     address: str
@@ -67,7 +67,7 @@ def run(plan: Plan) -> int:
 
 
 class Fate:
-    """When this life ends."""
+    """End of this life."""
 
     def __init__(self, plan: Plan, slot: int, life: int) -> None:
         chance = random.Random(f"{plan.seed}/{slot}/{life}")

@@ -14,7 +14,7 @@ from tests.kit.peers.raw_client import RawClient
 
 
 def described(address: str, topic: str) -> TopicInfo:
-    """What METADATA says of a topic."""
+    """METADATA's description of a topic."""
     with RawClient(address) as client:
         _, body = client.ask(Api.METADATA, {"topics": [topic]})
     return topics_from_metadata(body, topic)[topic]

@@ -21,7 +21,7 @@ def produce(
     partition: int = 0,
     timeout_ms: int = 1_000,
 ) -> produce_messages.ProducedEntry:
-    """What became of it, acks=all. Raises what its refusal says."""
+    """Produce with acks=all and return the result. Raises what its refusal says."""
     head = produce_messages.ProduceBatches(
         produce_messages.ACKS_ALL,
         timeout_ms,

@@ -55,7 +55,7 @@ class RawMember:
 
     @property
     def count(self) -> int:
-        """How many partitions it has."""
+        """Number of partitions that the member has."""
         return sum(map(len, self.owned.values()))
 
     def commit(self, offsets: dict[tuple[str, int], int]) -> tuple[ErrorCode, dict[str, Any]]:
@@ -86,13 +86,13 @@ def insist(client: RawClient, api: int, value: dict[str, Any]) -> dict[str, Any]
 
 
 def committed(client: RawClient, group: str) -> dict[tuple[str, int], int]:
-    """What the group has committed, by topic and partition."""
+    """Committed offsets of the group, by topic and partition."""
     answer = insist(client, Api.FETCH_OFFSETS, {"group": group, "partitions": None})
     assert answer["next"] is None
     return {(topic, partition): offset for topic, partition, offset, *_ in answer["offsets"]}
 
 
 def process_named(client: RawClient, name: str = "groups-0") -> dict[str, Any] | None:
-    """What `tailrace status` shows of a process; None: there is none."""
+    """Row of `tailrace status` about a process; None: there is none."""
     found = client.ask(Api.DESCRIBE_CLUSTER, {})[1]["processes"]
     return next((process for process in found if process["name"] == name), None)

@@ -105,7 +105,7 @@ class Asked:
 
 
 class ScriptedFront:
-    """What a producer's sockets are connected to."""
+    """A front that a producer's sockets are connected to."""
 
     def __init__(
         self, produce_version: int = 2, partitions: int = 3, credit: int = 1 << 40

@@ -1,5 +1,5 @@
-"""What the docstrings of each process's modules promise, held against that process between two of
-its steps.
+"""Invariants of each process's modules, as their docstrings state them, held against that process
+between two of its steps.
 """
 
 from __future__ import annotations

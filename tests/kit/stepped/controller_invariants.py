@@ -1,5 +1,5 @@
-"""What the docstrings of the controller's modules promise, held against a controller between two of
-its steps.
+"""Invariants of the controller's modules, as their docstrings state them, held against a controller
+between two of its steps.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def check_controller(controller: Controller) -> None:
 
 
 def _check_outgoing(out: LaneSender) -> None:
-    """Of news about one partition only the newest waits; few partitions are being changed behind a
-    worker.
+    """Check that of messages about one partition only the newest waits, and that few partitions are
+    being changed behind a worker.
     """
     update = [
         item.content
@@ -33,7 +33,9 @@ def _check_outgoing(out: LaneSender) -> None:
 
 
 def _check_changes(changes: TopicChangeQueue) -> None:
-    """Of a front few requests wait; one that is not decided has decisions of its own only."""
+    """Check that few requests of a front wait; one that is not decided has decisions of its own
+    only.
+    """
     fronts = [change.requester.front for change in changes._changes]
     assert all(fronts.count(front) <= CHANGES_MAX for front in set(fronts))
     assert all(not change.payload for change in changes._changes if change.is_started)

@@ -160,7 +160,7 @@ Entry = tuple[int, int, int, int]
 
 
 def log_of(bench: Bench, partition: int = 0) -> list[Entry]:
-    """What a partition's files have of transactions."""
+    """Transactions in a partition's files."""
     files = bench.files
     directory = f"{bench.directory}/t-{partition}"
     known = PartitionMetadata.decode(read_whole(files, f"{directory}/{PARTITION_FILE}"))

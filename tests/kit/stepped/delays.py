@@ -69,7 +69,7 @@ class Killed(BaseException):
 
 @dataclass(slots=True)
 class Row:
-    """What is known of one scheduled row."""
+    """Knowledge about one scheduled row."""
 
     name: str
     offset: int
@@ -88,7 +88,7 @@ class RecurringRow:
     every_us: int
 
     def count_until(self, wall_us: int) -> int:
-        """How many occurrences are due by then, in ticks."""
+        """Number of occurrences that are due by then, in ticks."""
         return max(0, (wall_us // TICK_US * TICK_US - self.first_us) // self.every_us + 1)
 
 
@@ -216,7 +216,7 @@ class DelayWorld:
         return work
 
     def _check_invariants(self) -> None:
-        """What docstrings of the scheduler's modules state, between two steps."""
+        """Check the invariants of the scheduler's modules between two steps."""
         partition = self.partition
         store, marks, ready = partition._store, partition._marks, partition._due.ready
         assert store.cursor <= partition._follower.next_offset, (
@@ -325,7 +325,7 @@ class DelayWorld:
     # ---- checking --------------------------------------------------------------------------------
 
     def delivered(self) -> list[tuple[str, BatchHeader]]:
-        """What the partition's log has, in order."""
+        """Records of the partition's log, in order."""
         return [(name, header) for batch, header in self._batches() for name in _names(batch)]
 
     def _batches(self) -> Iterator[tuple[pa.RecordBatch, BatchHeader]]:

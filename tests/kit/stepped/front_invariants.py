@@ -1,5 +1,5 @@
-"""What the docstrings of a front's modules promise, held against a front between two of its
-steps.
+"""Invariants of a front's modules, as their docstrings state them, held against a front between two
+of its steps.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _check_ledger(ledger: CreditLedger) -> None:
 
 
 def _check_unanswered(pending_requests: PendingRequests, words: set[int]) -> None:
-    """What waits is counted, bounded, and of sessions that there are."""
+    """Check that what waits is counted, bounded, and of sessions that there are."""
     counts = {word: len(waiting) for word, waiting in pending_requests._sessions.items()}
     assert set(counts) <= words, "a session that has ended left something behind"
     assert all(0 < count <= pending_requests._session_max for count in counts.values())

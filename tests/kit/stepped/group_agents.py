@@ -232,7 +232,7 @@ class AgentWorld:
         high_watermark: int,
         state: SlotState = SlotState.ONLINE,
     ) -> None:
-        """What the partition table says of a partition."""
+        """Set the partition table's words about a partition."""
         empty = PartitionState.empty(
             assignment.topic_id, assignment.partition, state, assignment.version
         )
@@ -273,8 +273,8 @@ class AgentWorld:
         self.put(LaneKind.REQUEST, word, correlation_id, api, orjson.dumps(value), front)
 
     def step(self, seconds: float = 0) -> int:
-        """What the runner does: a step, and then a sleep until the agent wants the next one;
-        `seconds` is how long the sleep before was.
+        """Step as the runner does, then sleep until the agent wants the next step; `seconds` is how
+        long the sleep before was.
         """
         self.now_ns += int(seconds * SECOND_NS)
         work = self.agent.step(self.now_ns)

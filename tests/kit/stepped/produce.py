@@ -19,7 +19,7 @@ def number_of(data: bytes) -> int:
 
 
 def produced(answer: tuple[ErrorCode, list[bytes]]) -> list[produce_messages.ProducedEntry]:
-    """What became of the batches of a request that was not refused as a whole."""
+    """Results of the batches of a request that was not refused as a whole."""
     assert answer[0] is ErrorCode.OK, message_of(answer)
     return produce_messages.decode_produced_batches(answer[1][0])
 

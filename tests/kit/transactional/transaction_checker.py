@@ -54,7 +54,7 @@ def parse(value: bytes) -> tuple[Token, int, bytes]:
 
 
 class TransactionHistory:
-    """What the programs have sent and were told, and what readers saw on the way."""
+    """History of what the programs have sent and were told, and of what readers saw on the way."""
 
     def __init__(self) -> None:
         self.transactions: dict[Token, Written] = {}

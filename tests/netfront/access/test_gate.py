@@ -364,7 +364,7 @@ def test_pages_of_topic_names_tell_no_hidden_name_and_miss_no_other(
 
 @pytest.mark.parametrize("is_caught_up", [False, True])
 def test_no_request_is_handled_behind_the_change_that_ends_its_session(is_caught_up: bool) -> None:
-    """Whether the front reads the change at the beginning of its step, or before a request."""
+    """The front reads the change at the beginning of its step, or before a request."""
     gate = Gate(OWN.decode(), Clock())
     gate.on_rights(orjson.dumps({"users": [user("a", A), user("b", B)]}), True)
     world = FakeFront(gate=gate)

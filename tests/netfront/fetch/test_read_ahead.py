@@ -1,5 +1,5 @@
-"""What a client will ask for next is read before it asks: the same bytes, none that are not its
-own, and no memory that is not given back.
+"""Read-ahead of what a client will ask for next: the same bytes, none that are not its own, and no
+memory that is not given back.
 """
 
 from __future__ import annotations

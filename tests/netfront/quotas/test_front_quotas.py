@@ -38,7 +38,7 @@ def service_of(front: Front) -> QuotaService:
 
 
 def pushes(world: FakeFront, client: FakeClient) -> list[dict[str, Any]]:
-    """What the client was told of its waits; its other messages stay."""
+    """Take the pushes that told the client of its waits. Its other messages stay."""
     found, rest = [], []
     for frames in world.transport.answers.pop(client.identity, ()):
         header = decode_response_header(frames[0])

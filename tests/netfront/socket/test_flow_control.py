@@ -172,7 +172,7 @@ def gate(rate: int) -> tuple[QuotaGate, GateClock]:
 
 
 def resume(ledger: CreditLedger, of: QuotaGate, clock: GateClock, now_ns: int) -> list[Credit]:
-    """What the quota service does when a gate's timer has fired."""
+    """Resume a gate as the quota service does when its timer has fired."""
     clock.now_ns = now_ns
     raised: list[Credit] = []
     for fired in clock.wheel.advance(now_ns):

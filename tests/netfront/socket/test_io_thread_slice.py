@@ -23,7 +23,7 @@ S = 1_000_000_000
 
 
 def noting() -> tuple[list[int], IoThreadSlice]:
-    """What is set, and what sets it."""
+    """Note what is set, and what sets it."""
     calls: list[int] = []
 
     def set_slice(slice_ns: int) -> bool:

@@ -1,5 +1,5 @@
-"""What every transport of a front keeps to (`netfront.socket.transport.Transport`): the real one
-over ZeroMQ, and the simulated one that schedules are played on.
+"""Promises of every transport of a front (`netfront.socket.transport.Transport`): the real one over
+ZeroMQ, and the simulated one that schedules are played on.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Bench:
         return found[0]
 
     def watch(self) -> None:
-        """When the transport wants to be asked."""
+        """Have the transport watch for connections that have ended, at the time that it wants."""
         self._wake()
         now_ns = time.monotonic_ns()
         if now_ns >= self.transport.watch_at_ns:
@@ -100,7 +100,7 @@ class RealClient:
         return self._socket.recv_multipart()
 
     def close(self) -> None:
-        """What was sent still leaves."""
+        """Close; what was sent still leaves."""
         self._socket.close(TIMEOUT_MS)
 
 

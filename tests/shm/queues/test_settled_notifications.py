@@ -42,7 +42,7 @@ class Fronts:
         self.news = SettledNotifications(list(zip(self.bells, self.cells, strict=True)))
 
     def rung(self) -> list[int]:
-        """How often each was, since the last time."""
+        """Take the number of rings of each bell since the last call."""
         counts = [bell.count for bell in self.bells]
         for bell in self.bells:
             bell.count = 0

@@ -201,7 +201,7 @@ def test_a_file_that_cannot_be_used_says_why(
 
 
 def output_of(program: str, path: str, provider: Provider) -> str:
-    """What a process prints that runs `program` with the path of the keys and a token of "shop"."""
+    """Output of a process that runs `program` with the path of the keys and a token of "shop"."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", program, path, provider.token("shop", aud=None, iss=None)],
         capture_output=True, text=True, check=False, timeout=HANG_LIMIT_S,

@@ -1,6 +1,4 @@
-"""What becomes of an exception that nobody expected, and of text that a client put into a log
-line.
-"""
+"""The fate of an unexpected exception, and of text that a client put into a log line."""
 
 from __future__ import annotations
 

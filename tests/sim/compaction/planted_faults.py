@@ -84,7 +84,7 @@ def _leave_swaps_half_done(patch: pytest.MonkeyPatch) -> None:
 
 
 def _number_rows_anew(patch: pytest.MonkeyPatch) -> None:
-    """What is left of a range has the last offsets of it."""
+    """Give the rows that are left of a range its last offsets."""
     encode = MergedBatches._encode
 
     def renumbered(

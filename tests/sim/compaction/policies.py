@@ -145,7 +145,7 @@ def policies_of(schedule: Altered) -> Policies | None:
 
 
 def starts(schedule: Altered) -> dict[TopicPartition, int]:
-    """Where the partitions begin, as far as flushers show it."""
+    """Start offsets of the partitions, as far as flushers show them."""
     world, found = schedule.world, {}
     for data_dir in range(len(world.data_dirs)):
         region = world.regions.get(world._spec_regions.get(f"table-{data_dir}", ""))

@@ -263,7 +263,7 @@ class CompactionSchedule(TransactionSchedule):
 
     @property
     def may_refuse(self) -> bool:
-        """Whether a producer may be told that a record is lost."""
+        """True if a producer may be told that a record is lost."""
         return "disk error" in self.faults
 
     @property
@@ -273,7 +273,7 @@ class CompactionSchedule(TransactionSchedule):
 
     @property
     def is_compacted(self) -> bool:
-        """Whether the topic is compacted in the end."""
+        """True if the topic is compacted in the end."""
         return self.policies is None or self.policies.kind != MERGED
 
     def observe_starts(self) -> None:
@@ -437,7 +437,7 @@ class CompactionSchedule(TransactionSchedule):
 
 @dataclass(slots=True)
 class Merged:
-    """What was merged."""
+    """Segments that were merged."""
 
     segments: int = 0
 

@@ -1,4 +1,4 @@
-"""What is written to compacted topics, and what their readers may see of it.
+"""Records of compacted topics, and what their readers may see of them.
 
 Each record names itself: a transaction's by its value, another one by its timestamp, which no two
 have. So a tombstone has a name, too.
@@ -94,7 +94,7 @@ class TableHistory:
         assert known == offset, f"{self.rows[stamp_ms]} was acknowledged at {known}, now {offset}"
 
     def newest_sent_ns(self, place: TopicPartition, start: int, end: int) -> int:
-        """When the last of some acknowledged rows was sent, 0 if there are none."""
+        """Time at which the last of some acknowledged rows was sent, 0 if there are none."""
         return max(
             (one.sent_ns for _, one in self._committed(place) if start <= one.offset < end),
             default=0,
@@ -170,8 +170,8 @@ class TableHistory:
         return found
 
     def _unknown_tombstones(self, place: TopicPartition) -> dict[bytes, int]:
-        """When tombstones were sent of which no program knows the fate, by key. The log may have
-        had them, and they may have gone before a reader came.
+        """Times of the tombstones whose fate no program knows, by key. The log may have had them,
+        and they may have gone before a reader came.
         """
         return {
             row.key: row.sent_ns
@@ -180,8 +180,8 @@ class TableHistory:
         }
 
     def check_pass(self, reader: Pass, ends: Mapping[TopicPartition, int], now_ns: int) -> None:
-        """What a reader of committed records has seen up to where it is. `ends`: the partitions
-        that it has read to the end, of which every record's fate is known by `latest`.
+        """Check what a reader of committed records has seen up to its position. `ends`: the
+        partitions that it has read to the end, of which every record's fate is known by `latest`.
         """
         for place, passed in reader.passed.items():
             below = max(passed, ends.get(place, 0))
@@ -218,7 +218,7 @@ class TableHistory:
     def check_log(
         self, place: TopicPartition, found: list[Seen], cleaned_below: int, now_ns: int
     ) -> None:
-        """What is read in the end, when everything is decided and clean."""
+        """Check what is read in the end, when everything is decided and clean."""
         names = [self._names[place, seen.offset] for seen in found]
         assert len(names) == len(set(names)), f"{place}: a record is there twice"
         clean = [seen.key for seen in found if seen.offset < cleaned_below]

@@ -1,5 +1,5 @@
-"""What tasks of the sink write, against a real appliance, without Spark: rows, partitions, order,
-and what a task refuses.
+"""Writes of the sink's tasks, against a real appliance, without Spark: rows, partitions, order, and
+what a task refuses.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def test_partitions_added_while_a_task_writes_move_its_other_rows_to_their_owner
 def test_a_topic_made_again_while_a_task_writes_fails_the_task(
     appliance: EmbeddedAppliance, topic: str
 ) -> None:
-    """What it had of the batch was lost with it."""
+    """The part of the batch that it had was lost with it."""
     make(appliance, topic)
     options, name = options_of(appliance, topic), f"query:{topic}"
     writer = TaskWriter(options, name, "run-1", 0, 0)

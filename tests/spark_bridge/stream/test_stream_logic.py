@@ -1,4 +1,4 @@
-"""What a streaming read decides, without Spark and without an appliance: options, positions,
+"""Decisions of a streaming read, without Spark and without an appliance: options, positions,
 limits, tasks, losses.
 """
 
@@ -38,7 +38,7 @@ class Info:
 
 
 def view(topic_id: bytes = ID, **held: tuple[int, int]) -> View:
-    """Of topic "t": p0=(beginning, end)."""
+    """View of topic "t": p0=(beginning, end)."""
     infos: Any = {"t": Info(topic_id)} if held else {}
     return View(
         infos,

@@ -43,7 +43,7 @@ def stream(spark: Any, appliance: EmbeddedAppliance, topic: str, **options: str)
 
 
 class Output:
-    """What the batches of a query held."""
+    """Rows of the batches of a query."""
 
     def __init__(self) -> None:
         self.batches: dict[int, list[int]] = {}

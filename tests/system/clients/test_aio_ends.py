@@ -126,7 +126,7 @@ def test_a_close_ends_whoever_waits(appliance: EmbeddedAppliance, made: str) -> 
 
 
 async def _closed_soon(consumer: AsyncConsumer) -> AsyncIterator[Any]:
-    """What the consumer gives until it is closed, which is soon."""
+    """Records of the consumer until it is closed, which is soon."""
     asyncio.get_running_loop().call_later(0.01, lambda: asyncio.ensure_future(consumer.close()))
     async for record in consumer:
         yield record

@@ -255,8 +255,8 @@ def test_garbage_on_the_port_in_zeromq_frames(
 
 
 def answer_before_the_end(address: str, message: list[bytes]) -> list[bytes]:
-    """What a connection is told that does not speak the protocol. It is closed 50 ms later: on a
-    busy machine the answer may go down with it, so ask again.
+    """Get the answer to a message that is not of the protocol. It is closed 50 ms later: on a busy
+    machine the answer may go down with it, so ask again.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""Where a consumer stands: seeks, offsets by time, resets, pauses, waiting."""
+"""Positions of a consumer: seeks, offsets by time, resets, pauses, waiting."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def admin(appliance: EmbeddedAppliance) -> Iterator[Admin]:
 
 
 def produce(producer: Producer, topic: str, first: int, count: int) -> None:
-    """Of each key the values first to first + count - 1, in small batches."""
+    """Produce the values first to first + count - 1 of each key, in small batches."""
     for number in range(first, first + count):
         for key in KEYS:
             producer.send(topic, b"%d" % number, key=key)

@@ -1,5 +1,5 @@
-"""Whose a data directory is: copies, renamed and moved ones, the lock, other users' and those that
-everybody may write in.
+"""Ownership of a data directory: copies, renamed and moved ones, the lock, other users' and those
+that everybody may write in.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ REPLACEMENTS: dict[str, Callable[[pathlib.Path], None]] = {
 
 
 def test_an_index_that_is_no_file_is_put_aside_and_made_again(tmp_path: pathlib.Path) -> None:
-    """Of a segment that is written to, and of a sealed one: each topic's index is replaced in
+    """The index of a segment that is written to, and of a sealed one: each topic's is replaced in
     another way.
     """
     cases = {

@@ -76,7 +76,7 @@ def python(tmp_path: pathlib.Path) -> str:
 
 @pytest.fixture
 def address(tmp_path: pathlib.Path, python: str) -> Iterator[str]:
-    """Of an appliance that this interpreter runs."""
+    """Address of an appliance that this interpreter runs."""
     address = f"ipc://{tmp_path}/s"
     process = subprocess.Popen(
         [python, "-I", os.path.abspath(launcher), "appliance.supervise.supervisor", "--data-dir",

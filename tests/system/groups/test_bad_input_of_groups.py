@@ -1,5 +1,5 @@
-"""What a group is told that it cannot be told, over the wire and through the SDK: each is refused
-with a sentence, and changes nothing.
+"""Bad input of groups, over the wire and through the SDK: each is refused with a sentence, and
+changes nothing.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What operators see of groups on a running appliance: lag in records and in seconds, metrics, a
-topic whose delivery is paused.
+"""Operators' view of groups on a running appliance: lag in records and in seconds, metrics, a topic
+whose delivery is paused.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What befalls a member: user code that takes long, fork, gevent, and processes of the appliance
-that die in a rebalance.
+"""Faults of a member: user code that takes long, fork, gevent, and processes of the appliance that
+die in a rebalance.
 """
 
 from __future__ import annotations

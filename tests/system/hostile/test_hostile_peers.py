@@ -394,7 +394,7 @@ def test_however_many_connections_send_what_is_held_is_bounded(topic: str) -> No
 
 
 def is_quiet(process: psutil.Process) -> bool:
-    """Whether the process sleeps, as far as one look tells."""
+    """True if the process sleeps, as far as one look tells."""
     return process.status() == psutil.STATUS_SLEEPING
 
 

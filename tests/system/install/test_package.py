@@ -1,6 +1,4 @@
-"""What `pip install` brings, and that it works beside modules of the user's that are called as ours
-are.
-"""
+"""Contents of `pip install`, which works beside modules of the user's that have our names."""
 
 from __future__ import annotations
 

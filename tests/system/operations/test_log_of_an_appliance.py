@@ -29,7 +29,7 @@ _LINE = re.compile(r"\S+ \S+ (?P<level>[A-Z]+) process=tr-[\w-]+ (?P<event>[a-z_
 
 
 def work(address: str) -> None:
-    """What an ordinary client does."""
+    """Do the work of an ordinary client."""
     with Admin(address) as admin, Producer(address) as producer:
         admin.create_topics(NewTopic("orders", 2, {"delay.enabled": "true"}))
         producer.send("orders", b"v").result(HANG_LIMIT_S)

@@ -274,9 +274,7 @@ def test_children_die_with_a_killed_supervisor_and_the_next_start_drains_the_rin
 def test_a_flush_with_acks_0_waits_until_the_front_has_read_what_was_sent(
     tmp_path: pathlib.Path,
 ) -> None:
-    """What is in a socket when it is closed may be lost with it, also behind a flush that
-    returned.
-    """
+    """Messages in a socket that is closed may be lost, also behind a flush that returned."""
     running = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
     make_topic(running, 1)
     front = children(running)["tr-front-0"]

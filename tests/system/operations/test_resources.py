@@ -1,4 +1,4 @@
-"""When the host runs short: of open files, memory, shared memory, or of patience with connections.
+"""A host that runs short: of open files, memory, shared memory, or of patience with connections.
 (Full disks: test_durability.)
 
 For each: who is refused, and with what; a client that is connected goes on; and when the pressure
@@ -163,7 +163,7 @@ def open_files(pid: int) -> int:
 
 
 def is_served(address: str) -> bool:
-    """Whether somebody new is taken."""
+    """True if a new client is taken."""
     with Admin(address, request_timeout_ms=3_000) as admin:
         try:
             return bool(admin.describe_cluster()["processes"])
@@ -260,7 +260,7 @@ def is_deleted(admin: Admin, topic: str) -> bool:
 
 
 def retried(admin: Admin, topic: NewTopic) -> bool:
-    """Whether a topic that was refused is taken now."""
+    """True if a topic that was refused is taken now."""
     try:
         admin.create_topics([topic])
     except TailraceError:

@@ -31,7 +31,7 @@ def own(tmp_path: pathlib.Path) -> Iterator[EmbeddedAppliance]:
 
 
 def is_forked(pid: int) -> bool:
-    """Whether a process came from the zygote: an interpreter of its own was executed with the place
+    """True if a process came from the zygote: an interpreter of its own was executed with the place
     of its specification.
     """
     with open(f"/proc/{pid}/environ", "rb") as file:
@@ -62,7 +62,7 @@ def produce_and_consume(appliance: EmbeddedAppliance, topic: str, count: int = 2
 
 
 def open_files(pid: int) -> Counter[str]:
-    """What a process has open, with everything that differs between two runs taken out of the
+    """Open files of a process, with everything that differs between two runs taken out of the
     names.
     """
     found: Counter[str] = Counter()

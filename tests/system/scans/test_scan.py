@@ -86,7 +86,7 @@ def filled(appliance: EmbeddedAppliance) -> EmbeddedAppliance:
 
 
 def both(appliance: EmbeddedAppliance, topic: str, **asked: Any) -> pa.Table:
-    """What comes from files, proven to be what comes over ZeroMQ."""
+    """Scan files, and check that ZeroMQ brings the same."""
     here = tailrace.scan(topic, appliance.address, from_files=True, **asked).read_all()
     assert here.equals(
         tailrace.scan(topic, appliance.address, from_files=False, **asked).read_all()

@@ -1,5 +1,5 @@
-"""What a share consumer accepts: nothing that was not handed out, nothing that was said to be left,
-and nothing in silence when its locks are gone.
+"""Acceptance by a share consumer: nothing that was not handed out, nothing that was said to be
+left, and nothing in silence when its locks are gone.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_a_poll_that_raises_hands_out_later_what_it_has_read(
     failures: list[bool] = []
 
     def failing(fetch_loop: ShareFetchLoop, limit: int) -> Iterator[Found]:
-        """What has come of one partition, then the error of another one."""
+        """Records that have come of one partition, then the error of another one."""
         for piece in pieces(fetch_loop, limit):
             yield piece
             if not failures:

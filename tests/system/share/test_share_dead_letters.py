@@ -1,5 +1,5 @@
-"""What a share group gives up, against a real appliance: poison, damage, deserializers that fail,
-dead-letter topics that cannot be written.
+"""Records that a share group gives up, against a real appliance: poison, damage, deserializers that
+fail, dead-letter topics that cannot be written.
 """
 
 from __future__ import annotations

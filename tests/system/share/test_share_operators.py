@@ -1,5 +1,5 @@
-"""What operators do to a queue while it is worked off: settings, pauses, moved groups, deletions;
-and loops that are slower than a lock.
+"""Operators' changes to a queue that is worked off: settings, pauses, moved groups, deletions; and
+loops that are slower than a lock.
 """
 
 from __future__ import annotations

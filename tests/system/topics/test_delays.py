@@ -411,7 +411,9 @@ def test_a_damaged_manifest_is_said_to_whoever_asks_and_mended_while_the_applian
 
 
 def test_each_occurrence_has_its_own_time_also_when_it_was_missed(tmp_path: pathlib.Path) -> None:
-    """Of a default topic and a typed one; others delivered between them keep their timestamps."""
+    """Occurrences of a default topic and a typed one; others delivered between them keep their
+    timestamps.
+    """
     first = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
     create(first, "plain")
     create(

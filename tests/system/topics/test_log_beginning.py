@@ -1,4 +1,4 @@
-"""Where a log begins: retention by bytes and time, deleted records, leases."""
+"""Beginning of a log: retention by bytes and time, deleted records, leases."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 
 class Cleaned(NamedTuple):
-    """What is left of each topic's partition 0, by offset, and the log's end."""
+    """Rest of each topic's partition 0, by offset, and the log's end."""
 
     appliance: EmbeddedAppliance
     data_dir: pathlib.Path

@@ -68,7 +68,7 @@ def info_of(schema: pa.Schema, *, typed: bool) -> Any:
 
 @st.composite
 def batches(draw: st.DrawFn) -> pa.RecordBatch:
-    """Of any types, with nulls or without, from the middle of longer columns or not."""
+    """Batches of any types, with nulls or without, from the middle of longer columns or not."""
     kinds = draw(st.lists(st.sampled_from(_KINDS), min_size=1, max_size=4))
     count = draw(st.integers(1, 40))
     columns = []
@@ -85,7 +85,7 @@ def batches(draw: st.DrawFn) -> pa.RecordBatch:
 
 
 def is_whole(batch: pa.RecordBatch) -> bool:
-    """Whether its buffers hold its rows and no others."""
+    """True if its buffers hold its rows and no others."""
     fresh = pa.RecordBatch.from_arrays(
         [pa.concat_arrays([column]) for column in batch.columns], schema=batch.schema
     )

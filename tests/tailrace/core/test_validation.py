@@ -1,6 +1,6 @@
-"""What makes no sense is refused with a sentence by the call that it is given to, closed clients
-say that they are closed, and what other clients call otherwise is named. No appliance is needed for
-any of this.
+"""Senseless arguments are refused with a sentence by the call that they are given to, closed
+clients say that they are closed, and what other clients call otherwise is named. No appliance is
+needed for any of this.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Which offsets a commit takes: each once, in order, and no partition waits for another's
-backlog.
-"""
+"""Offsets of a commit: each once, in order, and no partition waits for another's backlog."""
 
 from __future__ import annotations
 

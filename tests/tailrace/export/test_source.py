@@ -1,4 +1,4 @@
-"""How long an export waits for one look at its topic."""
+"""Time that an export waits for one look at its topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which partitions of a topic with hash slots wait for which others, in a reader's order."""
+"""Order in which partitions of a topic with hash slots wait for one another in a reader."""
 
 from __future__ import annotations
 

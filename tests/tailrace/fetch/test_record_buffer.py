@@ -20,7 +20,7 @@ def record(offset: int, topic: Any = "t") -> Record:
 
 
 def filled(buffer: RecordBuffer, *records: Record) -> list[Record]:
-    """What the buffer's records are made into, with these in it."""
+    """Result of the buffer's records, with these in it."""
     made = buffer._made[0]
     made += records
     return made

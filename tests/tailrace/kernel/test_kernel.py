@@ -502,8 +502,8 @@ def test_a_kernel_that_is_refused_ends_a_program_with_its_sentence_and_is_not_tr
 def test_columns_of_as_many_partitions_as_fill_at_once_are_used_again_and_no_more_than_8_mib() -> (
     None
 ):
-    """What the C library has given out, in a process of its own: 64 small batches that were filled
-    and cleared keep theirs, 600 not all.
+    """Memory that the C library has given out, in a process of its own: 64 small batches that were
+    filled and cleared keep theirs, 600 not all.
     """
     program = """if True:
         import ctypes, sys

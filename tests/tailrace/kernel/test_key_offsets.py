@@ -156,7 +156,7 @@ def test_rows_outside_the_buffers_are_refused(kind: Any) -> None:
 
 @every_kind
 def test_a_secret_decides_which_keys_come_first(kind: Any) -> None:
-    """Who knows one table's hashes knows nothing of another's: no collision can be prepared."""
+    """The hashes of one table tell nothing of another's: no collision can be prepared."""
     keys = pa.array([b"k%d" % n for n in range(64)], pa.binary())
     halves = []
     for secret in (SECRET, b"another secret!!"):

@@ -86,7 +86,7 @@ def outcome(send: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, 
 
 
 def batches(made: Producer) -> list[tuple[Any, ...]]:
-    """What it holds, by partition, timestamps that were not given left out."""
+    """Batches of the producer, by partition, timestamps that were not given left out."""
     held = []
     for queue in made._sender_thread.accumulator.queues.values():
         for batch in queue.batches():

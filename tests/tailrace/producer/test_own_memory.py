@@ -1,4 +1,4 @@
-"""What a producer has accepted lies in its own memory.
+"""Records that a producer has accepted lie in its own memory.
 
 Run with the compiled kernel and with TAILRACE_PURE=1.
 """

@@ -1,5 +1,5 @@
-"""What a producer may send next: the partition remembers some batches, and a timed-out one may have
-been appended.
+"""Batches that a producer may send next: the partition remembers some batches, and a timed-out one
+may have been appended.
 """
 
 from __future__ import annotations

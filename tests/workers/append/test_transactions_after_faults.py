@@ -65,7 +65,7 @@ def registered(bench: Bench, *epochs: int) -> Coordinator:
 
 
 def progress(coordinator: Coordinator) -> tuple[int, list[int]]:
-    """What the worker reports: the ordinal, and what is unfinished."""
+    """Progress that the worker reports: the ordinal, and what is unfinished."""
     return coordinator.settled.ordinal, list(coordinator.settled.unfinished)
 
 

@@ -49,7 +49,7 @@ def written(tmp_path: pathlib.Path, batches: int) -> pathlib.Path:
 
 
 def copy(segment: pathlib.Path, tmp_path: pathlib.Path) -> int:
-    """What `tailrace partition move` does before the partition is closed."""
+    """Copy as `tailrace partition move` does before the partition is closed."""
     with partition_copy.opened(
         str(segment.parent), str(tmp_path / "target"), TOPIC_ID, 0, Pace(0)
     ) as made:
@@ -63,7 +63,7 @@ def complete(
     *,
     delays: bool = False,
 ) -> int:
-    """What the flusher does then. `delays`: it is a delay log."""
+    """Complete the copy as the flusher does then. `delays`: it is a delay log."""
     leaving = replace(departing(tmp_path / "target"), delay_of="ab" * 16 if delays else "")
     return departure.complete_copy(files or DiskFiles(), str(segment.parent), leaving)
 

@@ -34,7 +34,7 @@ def suffixes(directory: pathlib.Path) -> list[str]:
 
 
 def make_old(directory: pathlib.Path, keep: int = 0) -> None:
-    """What a build of format 3 leaves; `keep`: so many segments have their new name already."""
+    """Make what a build of format 3 leaves. So many segments as `keep` have their new name."""
     for path in sorted(directory.glob(f"*{SEGMENT_SUFFIX}"))[keep:]:
         path.rename(path.with_suffix(OLD_SEGMENT_SUFFIX))
     path = directory / PARTITION_FILE

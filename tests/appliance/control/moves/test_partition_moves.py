@@ -77,14 +77,14 @@ class Arrived:
         self.moves.step(1)
 
     def decide(self, decision: str, topic: Topic, place: PartitionRow = PRESENT) -> Topic:
-        """What the catalog decides; the flushers have it carried out at once."""
+        """Decide a change in the catalog, which the flushers have carried out at once."""
         self.decided.append(decision)
         return topic._replace(version=topic.version + 1, partitions=(place,))
 
     def show(
         self, slot: int, *, end: int, stable: int, shown: SlotState = SlotState.ONLINE
     ) -> None:
-        """What the partition's flusher shows."""
+        """Set the state that the partition's flusher shows."""
         state = PartitionState.empty(TOPIC_ID, 0, shown, 1)
         self.table.write(
             slot, state._replace(high_watermark=end, log_end_offset=end, last_stable_offset=stable)

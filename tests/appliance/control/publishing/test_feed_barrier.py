@@ -1,4 +1,4 @@
-"""When fronts and scheduler are fed while topics change."""
+"""The moments at which fronts and scheduler are fed while topics change."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class World:
         self.changes = self.successor()
 
     def successor(self) -> TopicChangeQueue:
-        """What a controller that starts now makes of the topics that are known."""
+        """Queue of a controller that starts now with the topics that are known."""
         return TopicChangeQueue(
             self.catalog, self.topics, self, self.decisions, self.bin, self, 1 << 19,  # type: ignore[arg-type]
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What no client may say, and what it is told then."""
+"""Requests that no client may send, and their refusals."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Where a group begins in a partition without a commit: at the beginning, if the partition was
-added while the group was there.
+"""Start of a group in a partition without a commit: at the beginning, if the partition was added
+while the group was there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def grow(bench: Bench, topic: str, count: int) -> None:
 
 
 def starts(bench: Bench, group: str, partitions: int, topic: str = "orders") -> list[int]:
-    """Where the appliance says that the group begins in each; none of it is committed."""
+    """The start offset of each partition in the appliance's answer. None is committed."""
     found = bench.ask(
         Api.FETCH_OFFSETS, group=group, partitions=[[topic, number] for number in range(partitions)]
     )["offsets"]

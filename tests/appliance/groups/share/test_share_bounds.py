@@ -1,4 +1,4 @@
-"""What share groups may take, and when what nobody needs goes."""
+"""Bounds of share groups, and the removal of state that is not needed."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ Place = tuple[int, int]
 
 @dataclass
 class Checker:
-    """What is true of each record, as the members together have seen it."""
+    """State of each record, as the members together have seen it."""
 
     holder: dict[Place, tuple[Member, int]] = field(default_factory=dict)
     """Who was told that it has it, and since when."""
@@ -240,7 +240,7 @@ class Schedule:
                 )
 
     def drain(self) -> None:
-        """What is left is worked off; then every record has ended."""
+        """Work off the rest, until every record has ended."""
         member = self.members[0]
         for other in self.members[1:]:
             other.heartbeat(-1)

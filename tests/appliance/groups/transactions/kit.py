@@ -301,7 +301,7 @@ class World:
         self.coordinator.workers_changed()
 
     def report(self, index: int) -> None:
-        """What is open: reported if registered, else asked about."""
+        """Report the open transactions that are registered, and ask about the others."""
         worker = self.workers.workers[index]
         if not worker.is_fed:
             return

@@ -1,4 +1,4 @@
-"""What is left out of a log before it is given away, and what is kept."""
+"""Redaction of a log before it is given away: what is left out, what is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who hangs and is killed, and who only lived on a host that stood still."""
+"""Children that hang and are killed, and those that lived on a host that stood still."""
 
 from __future__ import annotations
 

@@ -82,7 +82,9 @@ class Gateway:
         return Call(self.services, connection, peer, 0, version, "", request, principal)
 
     def run(self, steps: Steps, *answers: Answer) -> Any:
-        """What a rule or handler returns. Its pauses pass, and its questions get these answers."""
+        """Run a rule or handler to its result. Its pauses pass, and its questions get these
+        answers.
+        """
         left, value = list(answers), None
         while True:
             try:

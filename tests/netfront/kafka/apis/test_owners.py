@@ -75,7 +75,7 @@ class Gateway:
 
 
 def ended(steps: Any, *answers: Answer) -> Any:
-    """What a handler returns, whose questions get these answers."""
+    """Result of a handler whose questions get these answers."""
     try:
         next(steps)
         for answer in answers:

@@ -13,7 +13,7 @@ CLIENT = "app", "10.0.0.1", "alice"
 
 
 class Connection:
-    """Of a client."""
+    """Connection of a client."""
 
 
 def test_a_position_in_a_deleted_topic_is_refused_once_and_its_commits_until_then() -> None:

@@ -234,8 +234,8 @@ def test_those_that_never_read_end_when_they_keep_others_from_reading(
 def test_responses_of_all_connections_have_a_bound_also_while_they_are_sent(
     peers: Peers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was held by those whose responses were just being sent was not counted: each of their
-    next requests found room.
+    """The bytes of responses that were just being sent were not counted: each of their next
+    requests found room.
     """
     monkeypatch.setattr(listener_module, "UNSENT_HARD_MAX_BYTES", 8 << 20)
     peers.response = bytes(1 << 20)

@@ -12,8 +12,8 @@ from tests.kit.stepped.front_peers import FakeSockets, FrontPeers
 def test_who_has_the_descriptor_of_an_ended_connection_is_closed_only_for_its_own_messages(
     peers: FrontPeers, sockets: FakeSockets, sender: bytes
 ) -> None:
-    """What a connection that has ended sent before it is read when its successor has sent nothing
-    yet, and is taken for its successor's. libzmq tells which of them it was.
+    """Messages of a connection that has ended are read when its successor has sent nothing yet, and
+    are taken for its successor's. libzmq tells which of them it was.
     """
     peers.accepted(5, True, 0)
     peers.disconnected(5, 1, 1)

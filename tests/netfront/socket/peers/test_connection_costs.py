@@ -1,4 +1,4 @@
-"""What connections cost: who is closed for what, and who is not."""
+"""Costs of connections: what closes one, and what does not."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_libzmq_has_not_read_yet_costs_the_front_nothing(
 def test_whether_everything_was_read_is_asked_after_the_count(
     peers: FrontPeers, sockets: FakeSockets
 ) -> None:
-    """What is counted here is read between the two: were it asked before, a client that sent whole
+    """The counted bytes are read between the two: were it asked before, a client that sent whole
     requests would be closed.
     """
     peer = connect(peers, 1)

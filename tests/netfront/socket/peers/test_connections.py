@@ -1,5 +1,5 @@
-"""Who is connected: limits of their number, their identities, and when nothing more of a connection
-will come.
+"""Connected clients: limits of their number, their identities, and when nothing more of a
+connection will come.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def test_who_was_displaced_though_it_lives_is_put_back_by_its_next_message(
 def test_without_descriptors_nobody_is_told_that_connections_max_is_too_small(
     peers: FrontPeers, sockets: FakeSockets, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What fails is told where it fails (`accept_failed`); connections that come and go meanwhile
-    are no news, by the hundred.
+    """A failure is reported where it occurs (`accept_failed`); connections that come and go
+    meanwhile are no news, by the hundred.
     """
     for fd in range(4):
         connect(peers, fd)

@@ -1,4 +1,4 @@
-"""What the front asks of the kernel about connections, on real sockets."""
+"""Questions of the front to the kernel about connections, on real sockets."""
 
 from __future__ import annotations
 

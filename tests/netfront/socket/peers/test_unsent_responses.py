@@ -1,4 +1,4 @@
-"""What waits for a peer: which buffers are free again."""
+"""Responses that wait for a peer: which buffers are free again."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def check_stays(appliance: Addressed, count: int, far: set[str]) -> int:
 
 
 def copies(target: pathlib.Path) -> list[pathlib.Path]:
-    """What is left of copies in a directory."""
+    """Remains of copies in a directory."""
     return [*target.glob("moving/*"), *target.glob("bin/*")]
 
 
@@ -194,7 +194,7 @@ def test_both_go_back_when_the_disk_fails_behind_the_decision(
 def check_comes_again(
     appliance: Addressed, tmp_path: pathlib.Path, count: int, far: set[str]
 ) -> None:
-    """What is left there can be moved away, as the refusal says; then both move."""
+    """Move away what is left there, as the refusal says; then both move."""
     wait_until(lambda: not on_their_way(appliance), "nothing is left of it")
     for name in "orders-0", "orders@delay-0":
         shutil.rmtree(tmp_path / "second" / name, ignore_errors=True)

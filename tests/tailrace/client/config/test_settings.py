@@ -1,5 +1,5 @@
-"""What a Kafka user writes is taken, and what makes no sense is refused with a sentence before
-anything is opened.
+"""Settings as a Kafka user writes them are taken, and those that make no sense are refused with a
+sentence before anything is opened.
 """
 
 from __future__ import annotations

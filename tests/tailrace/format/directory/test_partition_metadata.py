@@ -53,7 +53,7 @@ def test_every_cut_and_every_flipped_byte_is_known_as_damage() -> None:
     ("version", "is_read"), [(1, False), (2, True), (3, True), (4, True), (6, False)]
 )
 def test_versions(version: int, is_read: bool) -> None:
-    """Of version 2: without the topic's decision."""
+    """A file of version 2 has no decision of the topic."""
     fields = checked_json.decode(FILE.encode())
     assert fields is not None
     del fields["decision"]

@@ -57,7 +57,7 @@ def test_wild_offsets_under_a_right_checksum_are_refused() -> None:
 
 
 def test_such_a_batch_does_harm_a_reader_that_trusts_it() -> None:
-    """Why the check exists: a reader that does not validate dies or fails on it."""
+    """Reason of the check: a reader that does not validate dies or fails on it."""
     code = (
         "import sys, pyarrow as pa; from tailrace.format.schema import DEFAULT_SCHEMA; data = "
         "sys.stdin.buffer.read();"

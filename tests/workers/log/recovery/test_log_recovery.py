@@ -236,7 +236,7 @@ def test_a_damaged_producer_snapshot_is_recognised() -> None:
 
 
 class CountingFiles(DiskFiles):
-    """How much is read."""
+    """Files that count the bytes that are read."""
 
     def __init__(self) -> None:
         self.read_bytes = 0

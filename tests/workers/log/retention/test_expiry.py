@@ -1,4 +1,4 @@
-"""Which segments go: by age, by bytes, never what a reader has leased. A clock that jumps:
+"""Segments that expire: by age, by bytes, never what a reader has leased. A clock that jumps:
 `test_wall_jumps`.
 """
 

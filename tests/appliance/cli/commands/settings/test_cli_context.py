@@ -183,7 +183,7 @@ def test_a_relative_configuration_directory_is_not_used(
 def test_the_flag_wins_over_the_environment_and_that_over_the_context(
     appliance: EmbeddedAppliance, shell: Shell, topic: str
 ) -> None:
-    """What does not win leads nowhere: a command that took it would not be answered."""
+    """The address that does not win leads nowhere: a command that took it would not be answered."""
     shell.run(f"context add here --bootstrap {appliance.address}")
     assert topic in shell.run(f"topic create {topic} --json").stdout, "the context in use"
     shell.run(f"context add nowhere --bootstrap {NOWHERE} --use")

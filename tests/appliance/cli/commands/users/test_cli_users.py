@@ -315,7 +315,7 @@ def test_a_server_key_that_is_not_there_is_not_called_damaged(
 
 
 def test_secrets_are_in_no_log_command_line_or_answer(users: Users, tmp_path: pathlib.Path) -> None:
-    """Of the server, the first administrator, the appliance itself, and a user."""
+    """Secrets of the server, the first administrator, the appliance itself, and a user."""
     import psutil
 
     data = pathlib.Path(users.appliance.data_dir)
