@@ -19,6 +19,7 @@ import click
 from click.shell_completion import CompletionItem
 
 import tailrace as client
+from shm.runtime.core_dumps import limit_core_dumps
 from tailrace.core.errors import NotReachableError, TailraceError
 
 EXIT_FAILED = 1
@@ -206,6 +207,7 @@ def main() -> None:
     signal.signal(
         signal.SIGPIPE, signal.SIG_DFL
     )  # `tailrace consume ... | head` ends like any filter
+    limit_core_dumps()
     sys.exit(run(sys.argv[1:]))
 
 

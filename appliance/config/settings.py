@@ -54,6 +54,12 @@ class Settings:
         "vouches for the network. Other hosts can then be served without users.",
         name="security.trusted_network",
     )
+    security_core_dumps: bool = setting(
+        False,
+        "A process that crashes may leave a core dump, where the host makes them. It has the "
+        "secret keys of the process, and records.",
+        name="security.core_dumps",
+    )
     ipc_mode: str = setting(
         "0660",
         "Access to the sockets of ipc:// addresses, octal: who may write may connect.",
@@ -384,6 +390,12 @@ class Settings:
         maximum=1_000_000,
         name="group.members.max",
         live=True,
+    )
+    group_assignors: list[str] = setting(
+        [],
+        "Names of the assignors of installed packages (entry point group tailrace.assignors) that "
+        "consumers may choose: their code runs in the appliance. Others are never loaded.",
+        name="group.assignors",
     )
     groups_max: int = setting(
         100_000,

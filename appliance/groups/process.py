@@ -18,6 +18,7 @@ from appliance.groups.agent.service import GroupService
 from appliance.groups.agent.transaction import Opened
 from appliance.groups.agent.transaction_lanes import TransactionLanes
 from appliance.groups.agent.worker_link import WorkerLanes, WorkerLink, WorkerLinks
+from appliance.groups.base.assignor_plugins import Assignors
 from appliance.groups.base.limits import GroupLimits, TransactionLimits
 from appliance.groups.base.topic_image import CatalogTopicImage
 from appliance.groups.share.share_service import ShareService
@@ -52,6 +53,7 @@ def build(context: ProcessContext, open_store: Callable[[str], GroupStore]) -> G
             share = ShareService(store, topics, limits, answer_max, now_ns, context.clock.wall_us)
             service = GroupService(
                 store, topics, limits, answer_max, now_ns, context.clock.wall_us, share=share,
+                assignors=Assignors(settings["group.assignors"]),
                 transactions=lambda offsets, times: TransactionCoordinator(
                     store, offsets, lanes.links, lanes.numbers, transaction_limits, answer_max,
                     now_ns, times, context.clock.monotonic_ns

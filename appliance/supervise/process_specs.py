@@ -125,6 +125,7 @@ class ProcessSpecs:
             "memory.is_short": self._pressure.is_high,
             "memory.stalled_percent": self._pressure.percent,
             "auto_create_topics": s.auto_create_topics,
+            "group.assignors": s.group_assignors,
             "group.members.max": s.group_members_max, "groups.max": s.groups_max,
             "group.session.timeout.min.ms": s.group_session_timeout_min_ms,
             "group.session.timeout.max.ms": s.group_session_timeout_max_ms,

@@ -82,6 +82,7 @@ from shm.runtime.agent_runner import (
     process_name,
     set_comm_name,
 )
+from shm.runtime.core_dumps import limit_core_dumps
 from shm.tables.control import Control
 from tailrace.core.errors import InvalidSettingError
 
@@ -476,6 +477,7 @@ def _serve() -> int:
     except InvalidSettingError as error:
         _complain(error.detail)
         return ExitCode.USAGE
+    limit_core_dumps(are_allowed=settings.security_core_dumps)
     spawner = Spawner()
     # a fork of what there is by now: modules, and no log, crash point, directory or shared memory
     next_zygote = taken_over(os.environ)

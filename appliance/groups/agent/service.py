@@ -111,7 +111,7 @@ class GroupService:
         )  # fmt: skip
         self._heartbeats = Heartbeats(
             self._table, self._sessions, self._outgoing, topics, limits,
-            Assignors() if assignors is None else assignors, self._wall_ms(),
+            Assignors(()) if assignors is None else assignors, self._wall_ms(),
             HandOvers(topics, self._book), start_offsets, answer_max, self._suspended,
         )  # fmt: skip
         describing = GroupDescriber(

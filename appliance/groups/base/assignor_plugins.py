@@ -1,8 +1,9 @@
 """Assignors by name: the built-in ones and those of installed packages (entry point group
-`tailrace.assignors`).
+`tailrace.assignors`) that the operator has named in `group.assignors`.
 
 Owner: the group service, which creates one `Assignors`.
 Invariants:
+- Only code that the operator has named is loaded: being installed is not enough.
 - The result of an assignor is validated before use: each partition of a subscribed topic is
   assigned once, to a subscriber.
 - An assignor that raises or returns an invalid result affects only its group. `sticky` decides
@@ -12,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from itertools import islice
 from typing import Any
@@ -39,12 +40,18 @@ class InvalidAssignmentError(ValueError):
 class Assignors:
     """All assignors of this appliance."""
 
-    def __init__(self, plugins: Iterable[EntryPoint] | None = None) -> None:
-        """`plugins`: None means the installed ones. A plugin is loaded when a group first uses
-        it.
+    def __init__(
+        self, allowed: Collection[str], plugins: Iterable[EntryPoint] | None = None
+    ) -> None:
+        """`allowed`: names of plugins that may be used; `plugins`: None means the installed ones. A
+        plugin is loaded when a group first uses it.
         """
-        found = entry_points(group=ENTRY_POINTS) if plugins is None else plugins
-        self._plugins = {one.name: one for one in found if one.name not in BUILT_IN}
+        found: Iterable[EntryPoint] = plugins or ()
+        if plugins is None and allowed:
+            found = entry_points(group=ENTRY_POINTS)
+        self._plugins = {
+            one.name: one for one in found if one.name not in BUILT_IN and one.name in allowed
+        }
         self._loaded: dict[str, Assignor] = {}
 
     @property
@@ -72,7 +79,9 @@ class Assignors:
             return BUILT_IN[name](members, topics), ""
         try:
             if name not in self._plugins:
-                raise InvalidAssignmentError("it is no longer installed")
+                raise InvalidAssignmentError(
+                    "it is no longer installed, or not in group.assignors any more"
+                )
             return checked(self._load(name)(dict(members), dict(topics)), members, topics), ""
         except (
             Exception,

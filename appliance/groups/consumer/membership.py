@@ -207,7 +207,8 @@ def check_assignor(
         return
     if not assignors.has(name):
         raise UnsupportedAssignorError(
-            f"there is no assignor {shown(name)}; available are {', '.join(assignors.names)}"
+            f"there is no assignor {shown(name)}; available are {', '.join(assignors.names)}. One "
+            "of an installed package must be named in the appliance's setting group.assignors"
         )
     if (
         group is not None

@@ -25,6 +25,9 @@ PLUGIN = """
 def all_to_the_first(members, topics):
     return {min(members): [(topic, partition) for topic, count in topics.items() for partition in range(count)]}
 
+def unlisted(members, topics):
+    return all_to_the_first(members, topics)
+
 def raises(members, topics):
     raise ZeroDivisionError("no member left")
 
@@ -65,7 +68,7 @@ def python(tmp_path: pathlib.Path) -> str:
     )
     names = [
         f"{name} = odd_assignors:{name}"
-        for name in ("all_to_the_first", *WRONG)
+        for name in ("all_to_the_first", "unlisted", *WRONG)
         if name != "missing"
     ]
     (described / "entry_points.txt").write_text(
@@ -81,7 +84,8 @@ def address(tmp_path: pathlib.Path, python: str) -> Iterator[str]:
     process = subprocess.Popen(
         [python, "-I", os.path.abspath(launcher), "appliance.supervise.supervisor", "--data-dir",
         str(tmp_path / "data"), "--listen", address,
-         "--set", "ring_bytes=16777216", "--set", "http.listen="],
+         "--set", "ring_bytes=16777216", "--set", "http.listen=",
+         "--set", f"group.assignors={','.join(['all_to_the_first', *WRONG])}"],
         stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     try:
@@ -145,11 +149,12 @@ def test_an_assignor_that_raises_or_returns_nonsense_costs_only_its_group(addres
                     "the plugin decides",
                 )
                 assert admin.describe_groups("good")["good"]["trouble"] == ""
-            with (
-                pytest.raises(UnsupportedAssignorError, match="all_to_the_first"),
-                reader(address, "new", "not installed") as unknown,
-            ):
-                wait_until(lambda: unknown.poll(100) is None, "it is refused")
+            for name in ("not installed", "unlisted"):  # installed, and not in group.assignors
+                with (
+                    pytest.raises(UnsupportedAssignorError, match="all_to_the_first"),
+                    reader(address, "new", name) as unknown,
+                ):
+                    wait_until(lambda: unknown.poll(100) is None, "it is refused")
             assert process_of_groups(client) == before, (
                 "the process of groups has not been restarted"
             )

@@ -90,7 +90,7 @@ def ignores_subscriptions(members: Members, topics: Topics) -> Any:
 
 
 def assignors(*names: str) -> Assignors:
-    return Assignors([EntryPoint(name, f"{THIS}:{name}", ENTRY_POINTS) for name in names])
+    return Assignors(names, [EntryPoint(name, f"{THIS}:{name}", ENTRY_POINTS) for name in names])
 
 
 def test_a_plugin_decides(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_plugin_that_is_not_installed_any_more(tmp_path: Path) -> None:
     bench = Bench(tmp_path, assignors=assignors("all_to_the_last"))
     one = Client(bench, assignor="all_to_the_last")
     settle(one)
-    bench._assignors = Assignors(())
+    bench._assignors = Assignors(["all_to_the_last"], ())
     bench.restart()
     bench.topics.grow("orders", 6)
     bench.service.topics_changed(bench.now_ns)
@@ -177,5 +177,5 @@ def test_members_of_a_group_name_one_assignor(tmp_path: Path) -> None:
 
 
 def test_a_plugin_cannot_take_the_name_of_one_that_is_built_in() -> None:
-    found = Assignors([EntryPoint("sticky", f"{THIS}:raises", ENTRY_POINTS)])
+    found = Assignors(["sticky"], [EntryPoint("sticky", f"{THIS}:raises", ENTRY_POINTS)])
     assert found.assign("sticky", {}, {}, "billing") == ({}, "")
