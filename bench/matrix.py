@@ -29,7 +29,7 @@ SIZES = (10, 100, 1_000, 10_000, 100_000)
 SECONDS = 1.0
 ARROW_BATCH_BYTES = 256 << 10
 READ_BYTES = 128 << 20
-"""How much is written for the reading cases."""
+"""Bytes that are written for the reading cases."""
 _CONTEXT = multiprocessing.get_context("spawn")
 
 

@@ -18,7 +18,7 @@ import psutil
 from tailrace import Admin, Consumer, NewTopic
 
 RESULTS = pathlib.Path(os.environ.get("RESULTS") or pathlib.Path(__file__).parent / "results")
-"""Where the files of results go."""
+"""Directory of the files of results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,9 @@ class Figure:
     values: tuple[float, ...]
     cpu_seconds: dict[str, float] = field(default_factory=dict)
     switches: dict[str, int] = field(default_factory=dict)
-    """Of each process, in the repetition nearest the median; where that was measured."""
+    """Context switches of each process, in the repetition nearest the median; where that was
+    measured.
+    """
 
     @property
     def median(self) -> float:

@@ -76,7 +76,7 @@ class Cost(NamedTuple):
 
     seconds: float
     cpu_seconds: float
-    """Of the fronts and of this process."""
+    """CPU of the fronts and of this process."""
 
 
 def report(name: str, unit: str, values: list[float], goal: str, found: Figures) -> None:

@@ -66,7 +66,7 @@ BOUNDS_OF_GROUPS = {
 }
 """Name in the code -> the row of limits.md, and how its value is written there."""
 NO_BOUNDS = {"OFFSET_MAX"}
-"""What an offset can be: no client makes it grow."""
+"""Bounds of an offset alone: no client makes it grow."""
 
 
 def in_plain_numbers(text: str) -> str:

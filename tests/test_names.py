@@ -35,6 +35,20 @@ def test_identifiers_use_no_banned_word() -> None:
             assert not words & BANNED, f"{path.relative_to(ROOT)}: {name}"
 
 
+DOCUMENTED = (*PACKAGES, "bench", "tests", "tools")
+_QUESTION = re.compile(
+    r'^ *r?"""((?:how|of|what|when|where|whether|which|who|whose|why)\b.*)',
+    re.IGNORECASE | re.MULTILINE,
+)
+
+
+def test_docstrings_begin_with_their_subject_or_with_a_verb() -> None:
+    """A thing is named, not asked for: `The offset of ...`, `True if ...`, `Copy ...`."""
+    for path in (path for package in DOCUMENTED for path in (ROOT / package).rglob("*.py")):
+        found = _QUESTION.search(path.read_text())
+        assert not found, f"{path.relative_to(ROOT)}: {found[1]}"
+
+
 def test_no_two_names_of_an_enumeration_have_one_number() -> None:
     """Two features that take the next number at once would share a word, a code or a request."""
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):

@@ -23,7 +23,7 @@ OVERRIDES_BYTES = 32 << 10
 REPORT_BYTES = 8 << 10
 """Part of the document that stays free for the report of a reload."""
 _RUN_BYTES = 8 << 10
-"""What processes get beside the settings: places of workers, sockets, this run."""
+"""Bytes for what processes get beside the settings: places of workers, sockets, this run."""
 
 
 class Excess(NamedTuple):

@@ -23,11 +23,11 @@ class Footprint(NamedTuple):
 
     ready_ms: float
     first_ack_ms: float
-    """Of a record with acks=all."""
+    """Time to the first record with acks=all."""
     pss_mb: float
-    """Of all processes, without shared memory."""
+    """PSS of all processes, without shared memory."""
     idle_percent: float
-    """Of one core, all processes; 0 when it was not asked for."""
+    """CPU in percent of one core, all processes; 0 when it was not asked for."""
 
 
 def processes(pid: int) -> list[int]:

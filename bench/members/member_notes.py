@@ -24,7 +24,7 @@ SESSION_TIMEOUT_MS = 6_000
 HEARTBEAT_INTERVAL_MS = 1_000
 AUTO_COMMIT_INTERVAL_MS = 1_000
 POLL_MS = 500
-"""How long a member's poll waits. Members of all contenders have these settings."""
+"""Time that a member's poll waits. Members of all contenders have these settings."""
 
 
 class Notes:

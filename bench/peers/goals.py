@@ -29,7 +29,7 @@ class Goal(NamedTuple):
     unit: str
     bound: float
     is_least: bool
-    """Whether more is better."""
+    """True if more is better."""
     formula: Callable[[Of], float]
     row: str
     """After which row it is shown; the others that it needs come before."""

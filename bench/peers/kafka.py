@@ -20,9 +20,7 @@ CACHE = os.path.join(
 )
 NODE = ("kafka-4.3.0", "pom.xml")
 SPARK_CONNECTOR = ("spark-kafka-4.2.0", "spark_connector.xml")
-"""What can be fetched: the name of its directory in CACHE, with its version, and its list of
-jars.
-"""
+"""A file to fetch: the name of its directory in CACHE, with its version, and its list of jars."""
 TOOL_TIMEOUT_S = 240
 FETCH_TIMEOUT_S = 300
 SYNCED = {"flush.messages": "1"}

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 MEMORY, BEHIND, DISK = "page cache", "disk behind", "fdatasync"
-"""What an acknowledged record has reached: the page cache, a ring whose records are synced a moment
-later, or the disk.
+"""The place that an acknowledged record has reached: the page cache, a ring whose records are
+synced a moment later, or the disk.
 """
 Result = float | dict[str, float]
 
@@ -17,7 +17,7 @@ class Entry:
     """A contender in a row."""
 
     key: str
-    """What goals.py calls it."""
+    """Name of the row in goals.py."""
     name: str
     durability: str
     once: Callable[[], Result]

@@ -41,7 +41,7 @@ CONNECTIONS_MAX = 16_384
 FOR_OTHERS = 16
 """Connections left for who measures beside."""
 APPLIANCE_DESCRIPTORS = 1_600
-"""What a front keeps of its limit of open files for the log's files and itself, about."""
+"""Open files that a front keeps of its limit for the log's files and itself, about."""
 HELD_BY_PROCESS = 5_000
 LATENCIES = 500
 SETTLE_S, IDLE_S = 12.0, 10.0

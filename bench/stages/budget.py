@@ -34,7 +34,7 @@ TITLES = {
     "all": "**all**",
 }
 KIB = {"1 KiB": 1.1, "65 KiB": 73.6, "1 MiB": 997.0}
-"""What a batch of each size takes in the log, about: 116 bytes a record."""
+"""Size of a batch of each size in the log, about: 116 bytes a record."""
 Pass = dict[str, Any]
 
 

@@ -18,7 +18,7 @@ from tailrace.format.directory.data_dir import SWAP_FILE
 from tailrace.format.segments.segment import file_name
 
 CLEANED_SUFFIX = ".cleaned"
-"""Of a cleaned segment that has not taken its place."""
+"""Suffix of a cleaned segment that has not taken its place."""
 
 
 def replaced_segments(directory: str, names: Collection[str]) -> frozenset[int]:

@@ -30,11 +30,11 @@ class ActingFor(NamedTuple):
     """Empty: the console's token has let them in."""
     address: str
     event: str = ""
-    """What the connection reports to the audit log: "login", "denied" or "query". Empty: its
+    """Event that the connection reports to the audit log: "login", "denied" or "query". Empty: its
     requests alone.
     """
     detail: str = ""
-    """Why the login was denied, or the text of the query."""
+    """Reason of a denied login, or the text of the query."""
 
 
 def decode_acting_for(text: str) -> ActingFor:

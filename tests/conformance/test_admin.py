@@ -26,7 +26,7 @@ from tests.conformance.worlds import WORLDS, World
 from tests.kit.runs.cancellation import CancelledAt
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-"""What a handler raises while Python makes an end of an object, Python throws away."""
+"""Python throws away the exceptions of a handler that runs while an object is destroyed."""
 
 
 def test_both_have_the_same_methods_with_the_same_arguments() -> None:

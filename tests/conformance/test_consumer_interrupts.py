@@ -14,7 +14,7 @@ from tests.conformance.interrupts import at, points
 from tests.conformance.reading_front import KEY, DrivenConsumer
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-"""What a handler raises while Python makes an end of an object, Python throws away."""
+"""Python throws away the exceptions of a handler that runs while an object is destroyed."""
 COUNT = 24
 STEPS = [pytest.param(23, id="each_23rd"), pytest.param(11, id="each_11th", marks=pytest.mark.long)]
 """Points of a call at which a signal comes: each of them would take minutes."""

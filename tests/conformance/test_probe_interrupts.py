@@ -15,7 +15,7 @@ from tailrace.client.connections.refused_handshakes import RefusedHandshakes
 from tests.conformance.interrupts import at, points
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-"""What a handler raises while Python makes an end of an object, Python throws away."""
+"""Python throws away the exceptions of a handler that runs while an object is destroyed."""
 
 
 def test_an_interrupt_leaves_no_events_without_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from tests.conformance.logging_front import DrivenProducer, LoggingFront
 from tests.kit.peers.scripted_front import _Socket
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-"""What a handler raises while Python makes an end of an object, Python throws away."""
+"""Python throws away the exceptions of a handler that runs while an object is destroyed."""
 LARGE = 20_000
 """Three such values fill a buffer_memory of 64 KiB."""
 
@@ -35,7 +35,7 @@ class Program:
         self.attempted: list[bytes] = []
         self.handles: list[Any] = []
         self.called: list[bytes] = []
-        """Whose on_delivery was called, each time it was."""
+        """Values whose on_delivery was called, each time it was."""
         self.with_callback: list[bytes] = []
 
     def value(self, size: int = 0) -> bytes:

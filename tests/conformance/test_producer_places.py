@@ -20,7 +20,7 @@ from tests.conformance.interrupts import at
 from tests.conformance.logging_front import DrivenProducer, LoggingFront
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-"""What a handler raises while Python makes an end of an object, Python throws away."""
+"""Python throws away the exceptions of a handler that runs while an object is destroyed."""
 ENOUGH_S = 60
 
 

@@ -24,7 +24,7 @@ from tests.kit.processes import HANG_LIMIT_S
 from tests.kit.runs.cancellation import CancelledAt
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-"""What a handler raises while Python makes an end of an object, Python throws away."""
+"""Python throws away the exceptions of a handler that runs while an object is destroyed."""
 LARGE = 19_000
 ENOUGH_S = 60
 

@@ -127,7 +127,7 @@ class Sent:
     cancelled, unknown.
     """
     history: list[str] = field(default_factory=list)
-    """What was asked of it, and what came; printed when it does not come."""
+    """Requests and their responses; printed when a response does not come."""
 
     def note(self, what: object) -> None:
         """Add to the history."""

@@ -106,7 +106,7 @@ PROVOKED: dict[str, Callable[[Workload], None]] = {
     "recovery.after_journal": _restart,
     "recovery.before_ready": _restart,
 }
-"""What makes a place be visited that the ordinary course of things does not come to."""
+"""Settings and faults that lead to places which the ordinary course does not visit."""
 
 
 def run_killed(name: str, visit: int, *, everything: bool, seed: int) -> bool:

@@ -57,7 +57,7 @@ class Torture(TortureBase[Counts]):
         self._seed = seed
         self.history = History()
         self.reasons: collections.Counter[str] = collections.Counter()
-        """Why records were given up."""
+        """Reasons of the records that were given up."""
 
     def _produce(self, name: str, acks: int | str) -> None:
         number = 0

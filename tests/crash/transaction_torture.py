@@ -65,7 +65,7 @@ class TransactionTorture(TortureBase[Counts]):
         self._committed: set[str] = set()
         self._aborted: set[str] = set()
         self._seen: dict[TopicPartition, list[tuple[int, str]]] = {}
-        """What a reader saw during the run."""
+        """Records that a reader saw during the run."""
         self._branches = BranchLoad(self.address, ROWS, seed)
 
     # ---- load ------------------------------------------------------------------------------------

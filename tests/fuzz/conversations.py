@@ -76,7 +76,7 @@ class Request:
     api: int
     body: list[bytes]
     seeds: list[int] = field(default_factory=list)
-    """What the checksums of its batches start from."""
+    """Seeds of the checksums of its batches."""
     version: int = 1
     correlation_id: int = 0
     flags: int = 0
@@ -160,7 +160,7 @@ REPEATS = (
     ('{"every_us":0,"expression":"* * * * '
                                                                             '*","zone":"../../etc/passwd","missed":"all"}'),
 )  # fmt: skip
-"""How a row recurs: the first two as the SDK writes it."""
+"""Recurrences of a row: the first two as the SDK writes it."""
 
 
 def _batches(

@@ -39,7 +39,7 @@ OF_MEMBERS = {11, 68, 76}
 LONG_TEXT = 40_000
 WAIT_MAX_MS = 1_000
 SETTLED_MS = 5
-"""What an answer may wait for: rebalances and fetches."""
+"""Time that a response may wait for: rebalances and fetches."""
 SENSIBLE: dict[str, Any] = {
     "acks": -1, "timeout_ms": 1_000, "replica_id": -1, "max_wait_ms": SETTLED_MS, "min_bytes": 1,
     "max_bytes": 1 << 20, "partition_max_bytes": 1 << 20, "session_epoch": -1, "max_records": 500,

@@ -28,7 +28,7 @@ SLOW_S = 10.0
 SULK_S = 2.0
 SUSPECT_S = 4.0
 LAST_MESSAGES = 8
-"""Of each connection, in a report."""
+"""Messages of each connection in a report."""
 UNSENT_MAX_BYTES = 4 << 20
 
 
@@ -98,7 +98,7 @@ class Line:
         self._shaking_since_s = 0.0
         self._sulks_until_s = 0.0
         self._is_spoilt = False
-        """Whether what was said on the connection is no beginning for messages."""
+        """True if the bytes on the connection are no beginning for messages."""
         self.pending: dict[int, tuple[float, Message]] = {}
         self.history: deque[Message] = deque(maxlen=LAST_MESSAGES)
         self.recent: deque[tuple[float, int]] = deque()

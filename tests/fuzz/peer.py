@@ -51,10 +51,10 @@ class Peer:
         self._out = bytearray()
         self._in = bytearray()
         self._seen = 0
-        """How much of `_in` the greeting took; before it came: 0."""
+        """Bytes of `_in` that the greeting took; before it came: 0."""
         self._parts: list[bytes] = []
         self._held: bytearray | None = None
-        """What follows the greeting, until the appliance's has come: libzmq closes a connection on
+        """Bytes behind the greeting, until the appliance's has come: libzmq closes a connection on
         which it reads both at once.
         """
         if greet:

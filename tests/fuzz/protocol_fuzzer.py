@@ -37,7 +37,7 @@ from tests.fuzz.world import World
 LINES = 10
 CULPRIT_S = 60.0
 LOG_LINES = 200
-"""Of the appliance's log, in a report of findings."""
+"""Lines of the appliance's log in a report of findings."""
 REPLAY_LINGER_S = 5.0
 ACK_P99_MAX_MS = 100.0
 WITNESS_TOPIC = "witness"
@@ -48,7 +48,7 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 """Small rings and few partitions: what is full sooner is tested sooner."""
 FATAL = ("process_ended", "process_hangs", "memory")
-"""What ends a run: behind it nothing is learned."""
+"""Findings that end a run: behind them nothing is learned."""
 
 
 class ProtocolFuzzer:

@@ -29,7 +29,7 @@ class Message:
     script: int
     frames: list[bytes]
     what: str
-    """How it was bent; empty: it is valid."""
+    """The bend of the message; empty: it is valid."""
     correlation_id: int = 0
     """By which its answer is known; 0: no answer can be told from others, or none has to come."""
     api: int = 0
@@ -56,13 +56,13 @@ class Script:
     opens: bool = False
     """On a connection of its own: the one before is dropped, whatever it waits for."""
     shakes: bool = True
-    """Of one that opens: whether a handshake comes first."""
+    """True if a handshake comes first on a connection that opens."""
     sulks: bool = False
     """The client reads nothing for a while."""
     garbage: bytes = b""
-    """What is said on a new connection instead of messages."""
+    """Bytes on a new connection instead of messages."""
     greets: bool = True
-    """Whether ZMTP's greeting comes before that."""
+    """True if ZMTP's greeting comes before that."""
 
 
 def make_script(seed: int, number: int, world: World) -> Script:

@@ -30,9 +30,9 @@ class World:
     """Topics that stay; scratch topics have names of their own."""
     targets: list[Target] = field(default_factory=list)
     delayed: list[Target] = field(default_factory=list)
-    """Of delay logs."""
+    """Delay logs."""
     gone_id: bytes = b""
-    """Of a topic that was deleted before the run."""
+    """Id of a topic that was deleted before the run."""
     without: frozenset[int] = frozenset()
     """APIs that are left alone: what is known of them would hide the rest."""
 

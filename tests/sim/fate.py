@@ -24,11 +24,13 @@ class Fate:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._left: int | None = None
-        """How many more stores and file operations the process that is being stepped gets done."""
+        """Number of stores and file operations that the process which is being stepped still gets
+        done.
+        """
         self._error: type[BaseException] = Killed
         self._points = ExitStack()
         self.is_inside = False
-        """Whether a process is being stepped."""
+        """True if a process is being stepped."""
 
     def doom(self, after: int, error: type[BaseException] = Killed) -> None:
         """End whoever is stepped then, `after` stores and file operations from now."""

@@ -115,7 +115,7 @@ class MemberActor:
     is_committing: bool = False
     next_heartbeat_ns: int = 0
     is_reported: bool = False
-    """Whether the group knows what it owns."""
+    """True if the group knows what it owns."""
     inbox: Inbox = field(default_factory=Inbox)
 
     def turn(self) -> None:

@@ -26,9 +26,9 @@ class Plan:
     changes_layout: bool
     dedicated: bool
     deletes: bool
-    """Whether somebody deletes records, and makes and deletes other topics."""
+    """True if records are deleted, and other topics made and deleted."""
     delays: bool
-    """Whether producers have records of another topic delivered later."""
+    """True if producers have records of another topic delivered later."""
 
     @property
     def loses_power(self) -> bool:

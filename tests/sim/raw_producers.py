@@ -72,8 +72,8 @@ class Lane:
     next_sequence: int = 0
     next_ordinal: int = 0
     unknown: list[FrameSlice] = field(default_factory=list)
-    """What is not acknowledged, in order; its first `sent_count` were sent since the last look at
-    them.
+    """Records that are not acknowledged, in order; the first `sent_count` were sent since the last
+    look at them.
     """
     sent_count: int = 0
     under_way: int = 0
@@ -95,8 +95,8 @@ class RawProducerActor:
     acks: int
     producer_id: int
     may_lose: bool
-    """Whether a partition may be given up: its disk has failed, or what it knew of this producer
-    may be lost.
+    """True if a partition may be given up: its disk has failed, or its state of this producer may
+    be lost.
     """
     lanes: list[Lane] = field(default_factory=list)
     next_number: int = 0

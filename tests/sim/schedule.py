@@ -39,7 +39,7 @@ from tests.sim.world import World
 QUEUE_RATE = 0.3
 QUEUE_FAULT_RATE = 0.06
 RAW_RATE = 0.5
-"""Of schedules: how many have a producer that sends requests of many batches past the SDK."""
+"""Part of the schedules that have a producer which sends requests of many batches past the SDK."""
 
 
 class Schedule:
@@ -54,7 +54,7 @@ class Schedule:
         if seed % 2:
             self.world.preempts = random.Random(f"preemptions of {seed}")
         self.groups_rng = random.Random(f"groups of {seed}")
-        """Of its own: a schedule without groups goes as it would if there were none."""
+        """A generator of its own: a schedule without groups goes as it would if there were none."""
         self.members: list[MemberActor] = []
         self.queue_rng = random.Random(f"share of {seed}")
         self.workers: list[ShareActor] = []
@@ -66,9 +66,9 @@ class Schedule:
         ] = []
         self.delayed: Delayed | None = None
         self.losses_ns: list[int] = []
-        """When the power failed."""
+        """Times of power failures."""
         self.log: list[str] = []
-        """What the fates did, for whoever looks into a failure."""
+        """Lines about the fates, for the analysis of a failure."""
 
     def run(self) -> int:
         """Answers how many records there were in the end. Raises AssertionError."""

@@ -32,7 +32,7 @@ from tests.sim.world import World
 
 WAKE_NS = 50 * MS
 TIMEOUTS_S = (0.02, 0.5, 5.0)
-"""How long a commit or an abort is waited for."""
+"""Time that a commit or an abort is waited for."""
 
 
 class SdkProgram:

@@ -73,10 +73,10 @@ class QueueHistory:
     may_delete: bool
     deliveries: dict[Place, list[Delivery]] = field(default_factory=dict)
     taken: dict[Place, tuple[int, Delivery]] = field(default_factory=dict)
-    """What was accepted or rejected: when that was answered, and under which lock."""
+    """Records that were accepted or rejected: when that was answered, and under which lock."""
     handled: dict[Place, int] = field(default_factory=dict)
-    """What somebody has said to be done with (accepted, rejected or written to the dead letters),
-    and when last.
+    """Records that a member is done with (accepted, rejected or written to the dead letters), and
+    when last.
     """
     suspicions: dict[str, list[Suspicion]] = field(default_factory=dict)
 

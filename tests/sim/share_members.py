@@ -58,7 +58,7 @@ class Under:
     said: list[tuple[Delivery, str]]
     asked_ns: int
     is_clear: bool = True
-    """Whether no try of it went without an answer."""
+    """True if no try of it went without an answer."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class ShareActor:
     history: QueueHistory
     connection: Connection
     patience: float
-    """How often it says nothing of a record that it has."""
+    """Rate at which it says nothing of a record that it has."""
     member_id: str = ""
     epoch: int = 0
     topic_id: str = ""
@@ -81,9 +81,9 @@ class ShareActor:
     is_sent: bool = False
     is_asking: bool = False
     is_calm: bool = False
-    """Whether it only accepts now: the schedule comes to its end."""
+    """True if it only accepts now: the schedule comes to its end."""
     last_request_ns: int = 0
-    """When it sent the last heartbeat that was answered with OK."""
+    """Time of the last heartbeat that was answered with OK."""
     next_heartbeat_ns: int = 0
     next_request_ns: int = 0
     life: int = 0

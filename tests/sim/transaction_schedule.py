@@ -86,7 +86,7 @@ class TransactionSchedule:
         rng = self.rng = random.Random(f"transactions {seed}")
         self.history = TransactionHistory()
         self.members_rng = random.Random(f"members of {seed}") if seed % 5 == 4 else None
-        """Of the schedules in which transformers are members of a group."""
+        """Generator of the schedules in which transformers are members of a group."""
         self.steps = rng.randint(400, 900)
         self.fault_rate = rng.choice((0.005, 0.01, 0.03))
         self.faults = sorted({rng.choice(FAULTS) for _ in range(rng.randint(1, 5))})
@@ -94,7 +94,9 @@ class TransactionSchedule:
             self.faults = list(faults)
             self.fault_rate = 0.03
         self.sdk_rng = random.Random(f"sdk of {seed}") if seed % 7 == 3 else None
-        """Of the schedules with a program over the SDK, which would warn of durability=memory."""
+        """Generator of the schedules with a program over the SDK, which would warn of
+        durability=memory.
+        """
         needs_disk = LOSSY & {*self.faults} or self.sdk_rng is not None
         is_in_memory = random.Random(f"durability of {seed}").random() < 0.3
         self.durability = "memory" if is_in_memory and not needs_disk else "disk"
@@ -111,7 +113,7 @@ class TransactionSchedule:
         self.sdk_programs: list[SdkProgram] = []
         self.readers: list[Reader] = []
         self.log: list[str] = []
-        """What the fates did, for whoever looks into a failure."""
+        """Lines about the fates, for the analysis of a failure."""
 
     @property
     def all_programs(self) -> list[Program | SdkProgram]:

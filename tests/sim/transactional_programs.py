@@ -129,7 +129,7 @@ class Instance:
         self.identity: dict[str, Any] = {"member_id": None, "member_epoch": -1}
         """The member that has the partition from which `offset` is read on."""
         self.content = Content(self.token, (), -1)
-        """What the decision that is asked for has, or had when it was prepared."""
+        """Content of the decision that is asked for, or of the one that was prepared."""
         self.is_prepared = False
         self.sequences: dict[TopicPartition, int] = {}
         self.unknown: list[Piece] = []
@@ -592,19 +592,19 @@ class Program:
     places: list[TopicPartition]
     timeout_ms: int
     source: TopicPartition | None = None
-    """What a transformer reads."""
+    """Partition that a transformer reads."""
     consumer: Consumer | None = None
     group: str = ""
     """That a transformer commits its offsets for."""
     members_rng: random.Random | None = None
-    """Of members; None: the partition is assigned by hand."""
+    """Generator of members; None: the partition is assigned by hand."""
     refused_count: int = 0
     """Commits that were refused because the partition had gone to another member."""
     is_calm: bool = False
     copies: list[Copy] = field(default_factory=list)
     lives: list[Instance] = field(default_factory=list)
     carrier: Connection = field(init=False)
-    """What copies of requests arrive over."""
+    """Connection that copies of requests arrive over."""
     received: list[tuple[int, bytes]] = field(default_factory=list)
     producers: dict[Token, tuple[int, int]] = field(default_factory=dict)
     """(producer id, epoch) of each transaction, and of each attempt that has joined one."""

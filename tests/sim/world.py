@@ -96,17 +96,17 @@ class World:
         self.children: list[Child] = []
         self.run = 0
         self.changes_layout = False
-        """Whether the configuration is another at each start."""
+        """True if the configuration is another at each start."""
         self.kills = 0
         self.steps = 0
         self.digest = 0
-        """Of who was stepped when, and what came of it: two runs of one seed are alike."""
+        """Digest of the steps and their results: two runs of one seed are alike."""
         self._worker_dirs: list[int] = []
         self.control: Control
         self._front_slot: ProcessSlot
         self._spare_slots: dict[int, ProcessSlot] = {}
         self._transaction_slots: list[ProcessSlot] = []
-        """Of the processes that request transactions: groups, then the workers."""
+        """Slots of the processes that request transactions: groups, then the workers."""
         self._directory_of: dict[int, int] = {}
         """Worker, dedicated ones included -> index of its data directory."""
         self._set_layout(workers)
@@ -115,7 +115,7 @@ class World:
         self._spec_regions: dict[str, str] = {}
         self._lost_memory = False
         self._owes_epochs = False
-        """What the manifest says of it: it stays so until some run has recovered."""
+        """The manifest's word about it: it stays so until some run has recovered."""
         self._catalog: Catalog | None = None
         self._database = f"file:sim-{next(_WORLD_NUMBERS)}?mode=memory&cache=shared"
         self._session_lifecycle = sqlite3.connect(self._database, uri=True)
@@ -127,7 +127,9 @@ class World:
         self._running: Child | None = None
         """The process that is being stepped."""
         self.preempts: random.Random | None = None
-        """Where there is one: when processes are interrupted by others, between two stores."""
+        """Generator of interruptions of a process by others, between two stores; None: there are
+        none.
+        """
         self._is_preempted = False
         self.runtime = Runtime(
             self.clock.monotonic_ns, lambda _: SimSocket(self.network), self.wait, rng.random, False

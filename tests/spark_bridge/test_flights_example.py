@@ -25,7 +25,7 @@ from tests.kit.processes import HANG_LIMIT_S, wait_until
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 ROOT = pathlib.Path(__file__).parents[2]
 OFFSETS_MAX = 60_000
-"""Of a micro-batch: six of them, of which the third is the first to put out weeks."""
+"""Offsets of a micro-batch: six of them, of which the third is the first to put out weeks."""
 EXAMPLE = ROOT / "examples/spark/flights_by_week.py"
 
 

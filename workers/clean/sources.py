@@ -86,7 +86,7 @@ class SourceReader:
         self.schemas = schemas
         self.seed = seed
         self._batch_bytes = 0
-        """Of the batch that was read last."""
+        """Bytes of the batch that was read last."""
         self._empty = pa.RecordBatch.from_pylist([], next(iter(schemas.values())))
 
     def read(self, segment: JobSegment, is_needless: IsNeedless | None = None) -> Iterator[Source]:

@@ -124,7 +124,7 @@ class CommitQueue:
         """The requests that are still to be sent for the commits in flight."""
         self._refused: dict[TopicPartition, TailraceError] = {}
         self._put_off: dict[TopicPartition, TailraceError] = {}
-        """What the last response says of partitions that it refused for now."""
+        """Errors of partitions that the last response refused for now."""
         self._is_unknown = False
         """True if a request of the commits in flight was lost: it may have been carried out."""
         self._is_sent = False

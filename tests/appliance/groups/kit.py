@@ -136,7 +136,7 @@ class Bench:
         self.answer_max = answer_max
         self.now_ns = 50 * SECOND_NS
         self.clock_ahead_us = 0
-        """What an operator, or NTP, has set the wall clock forward by."""
+        """Time by which an operator, or NTP, has set the wall clock forward."""
         self.pushes: list[Push] = []
         self.failures = 0
         self._assignors = Assignors(()) if assignors is None else assignors

@@ -20,7 +20,7 @@ from tests.conformance.transactions.transaction_worlds import SETTINGS, LoopScri
 from tests.kit.runs.cancellation import CancelledAt
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-"""What a handler raises while Python makes an end of an object, Python throws away."""
+"""Python throws away the exceptions of a handler that runs while an object is destroyed."""
 STEPS = [pytest.param(7, id="each_7th"), pytest.param(1, id="each", marks=pytest.mark.long)]
 
 

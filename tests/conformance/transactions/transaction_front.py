@@ -57,8 +57,8 @@ class Decision(NamedTuple):
 
 
 LOST_BEFORE, LOST_AFTER, SILENT = "lost before", "lost after", "silent"
-"""What else than an error code may become of a request: the connection is lost before or after it
-was carried out; it is carried out without an answer.
+"""Fates of a request beside an error code: the connection is lost before or after it was carried
+out; it is carried out without an answer.
 """
 
 
@@ -81,7 +81,7 @@ class TransactionFront(LoggingFront):
         self.is_unregistered = False
         """The workers have forgotten the id."""
         self.headers: list[BatchHeader] = []
-        """Of each batch that came."""
+        """Header of each batch that came."""
         self.attempts: dict[str, tuple[int, int]] = {}
         """Attempt -> the (producer id, epoch) of its branch, in the current transaction."""
         self.branch_count = 0

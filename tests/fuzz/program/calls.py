@@ -26,10 +26,10 @@ from tests.kit.runs.cancellation import CancelledAt
 HANG_S = 90.0
 """A call that takes so long hangs: what it waits for ends after 30 s at most."""
 PATIENCE_S = 0.4
-"""How long a loop waits for records that may not come."""
+"""Time that a loop waits for records that may not come."""
 CLIENT = os.path.dirname(tailrace.__file__) + os.sep
 RETRY_S = 0.0003
-"""How soon a signal comes again that found the fuzzer's own code running."""
+"""Time until a signal comes again that found the fuzzer's own code running."""
 
 
 class Interrupt(KeyboardInterrupt):
@@ -45,7 +45,7 @@ class PlantedEnd(BaseException):
 
 
 CUT_OFF = (Interrupt, asyncio.CancelledError, PlantedEnd)
-"""What ends a call at any point."""
+"""Exceptions that end a call at any point."""
 
 
 class Fuse:

@@ -60,7 +60,7 @@ class ConsumerClient(Client):
         self._deserializer = Fuse()
         self._listener = Listener(self)
         self._records: list[Record] = []
-        """What was read last."""
+        """Records that were read last."""
         self._is_handled = True
         self._warnings = 0
         self._group = group

@@ -113,7 +113,9 @@ class Cursor:
     offsets: set[int] | None = None
     """None: it begins at the committed offset, which nobody has asked for yet."""
     repeated: set[int] = field(default_factory=set)
-    """Where auto commit has nothing to do: the start, and the latest commit of this reader."""
+    """Offsets where auto commit has nothing to do: the start, and the latest commit of
+    this reader.
+    """
 
 
 @dataclass(slots=True)
@@ -130,7 +132,7 @@ class Reader:
     cursors: dict[Key, Cursor] = field(default_factory=dict)
     paused: set[Key] = field(default_factory=set)
     last: dict[Key, int] = field(default_factory=dict)
-    """What the last call delivered: of each partition the first offset."""
+    """First offset of each partition in the last delivery."""
     may_be_processed: bool = False
     """The call behind it was cut off: perhaps before it began."""
 

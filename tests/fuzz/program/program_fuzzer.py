@@ -37,7 +37,7 @@ SETTINGS = {
 }
 SHRINK_S = 120.0
 TRIES = 2
-"""How often a shorter program is run before it counts as one without the finding."""
+"""Runs of a shorter program before it counts as one without the finding."""
 LOG_LINES = 8
 
 

@@ -18,7 +18,7 @@ from tests.kit import seeds
 from tests.kit.processes import HANG_LIMIT_S
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-"""What a handler raises while Python makes an end of an object, Python throws away."""
+"""Python throws away the exceptions of a handler that runs while an object is destroyed."""
 SEED = 1
 NUMBERS = range(3)
 NEW_PROGRAMS = 150

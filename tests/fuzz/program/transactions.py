@@ -32,7 +32,7 @@ INPUT_COUNT = 20
 GROUP = "transforms"
 TIMEOUT_MS = 60_000
 TRIES = 6
-"""How often a call is repeated until it has an outcome."""
+"""Number of times that a call is repeated until it has an outcome."""
 _lives = itertools.count()
 
 

@@ -42,7 +42,7 @@ class Sent:
     partition: int | None
     key: str | None
     creation: int
-    """How many creations the topic's name had."""
+    """Number of creations of the topic's name."""
     handle: Any = None
     is_durable: bool = False
     """An acknowledgement says that it can be read; else, that it will be."""

@@ -56,7 +56,7 @@ class OtherDriver:
     def __init__(self, path: str) -> None:
         self.real = sqlite3.connect(path, timeout=0)
         self.before_insert: Callable[[], object] | None = None
-        """What happens just before the next row is inserted."""
+        """Called just before the next row is inserted."""
 
     def cursor(self) -> OtherCursor:
         return OtherCursor(self)

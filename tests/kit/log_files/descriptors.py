@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 _closings: weakref.WeakKeyDictionary[Any, Callable[[], object]] = weakref.WeakKeyDictionary()
-"""What closes the rest, for each `files` that is watched. Two benches of one directory share it:
+"""Closers of the rest, for each `files` that is watched. Two benches of one directory share it:
 each with a set of its own would close the other's descriptors again.
 """
 

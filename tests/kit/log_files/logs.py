@@ -98,7 +98,7 @@ class Bench:
         self.producer_ids_max = 10_000
         self.run = run
         self.is_running = False
-        """Whether the flusher has recovered once: before that, workers wait."""
+        """True if the flusher has recovered once: before that, workers wait."""
         self.lost_memory = lost_memory
         self.flusher_slot = Control(regions["control"]).process(Role.FLUSHER, 0)
         self.directory = directory

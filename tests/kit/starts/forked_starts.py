@@ -44,7 +44,7 @@ _TEST_VARIABLE = "PYTEST_CURRENT_TEST"
 _as_interpreter = embedded_appliance.start_supervisor
 _lock = threading.Lock()
 _usual: dict[str, Any] = {}
-"""What this process passes on to children between tests."""
+"""State that this process passes on to children between tests."""
 _image: _Image | None = None
 
 

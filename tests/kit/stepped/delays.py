@@ -52,7 +52,7 @@ SPANS = (
     10 * 86_400 * SECOND,
     900 * 86_400 * SECOND,
 )
-"""How far ahead rows are scheduled, in microseconds."""
+"""Range in which rows are scheduled ahead, in microseconds."""
 
 
 def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,16 +101,16 @@ class DelayWorld:
         self.disk.hook = self._count_down
         self._doom: int | None = None
         self.is_full = False
-        """Whether nothing can be written for the scheduler."""
+        """True if nothing can be written for the scheduler."""
         self._is_inside = False
-        """Whether the scheduler is being stepped: nobody else is killed here."""
+        """True if the scheduler is being stepped: no other process is killed here."""
         self.rows: dict[str, Row] = {}
         self.recurring: dict[str, RecurringRow] = {}
         self.takes_foreign = False
-        """Whether rows are expected that this world did not send."""
+        """True if rows are expected that this world did not send."""
         self.runs = self.lives = 0
         self.restarts = 0
-        """How often the scheduler was killed inside a step, or the disk refused it."""
+        """Number of times that the scheduler was killed inside a step, or the disk refused it."""
         self.wall_us = self.latest_us = BEGIN_US
         """`latest_us`: the latest that the wall clock ever showed."""
         self.now_ns = 1_000_000_000

@@ -350,13 +350,13 @@ class FakeFront:
         )
         self.groups = FakeForwarder(control, Role.GROUPS)
         self.has_groups = False
-        """Whether the process of groups has been started."""
+        """True if the process of groups has been started."""
         self.wants_groups = False
         self.has_scheduler = True
-        """Whether the scheduler has been started."""
+        """True if the scheduler has been started."""
         self.wants_scheduler = False
         self.expects_scheduler = False
-        """Whether the controller has requested it."""
+        """True if the controller has requested it."""
         self.lacks_memory = False
         self.now_ns = 1_000 * MS
         self.wall_ahead_us = 0

@@ -48,7 +48,7 @@ class ToldStore:
         self.committed: list[list[Any]] = []
         self.failure: TailraceError | None = None
         self.late_failure: Exception | None = None
-        """Of what follows a commit."""
+        """Error of what follows a commit."""
         self.is_ahead = False
         self.is_closed = False
 
@@ -179,12 +179,12 @@ class AgentWorld:
         self.on_clock: Callable[[], None] = lambda: None
         """Called at each look at the clock: between the controller's lane and the fronts'."""
         self.request_ns = 0
-        """How long each look at the clock takes."""
+        """Time that each look at the clock takes."""
         self.is_running = True
-        """Whether the logs are recovered."""
+        """True if the logs are recovered."""
         self.now_ns = SECOND_NS
         self.due_ns: int | None = None
-        """When the agent wants its next step."""
+        """Time at which the agent wants its next step."""
         links = [
             FrontLink(f, LaneReader(to_it[f]), LaneWriter(from_it[f]), SilentBell(),
             lambda f=f: self.front_slots[f].load(ProcessWord.READY_GENERATION))  # type: ignore[misc]

@@ -34,7 +34,7 @@ class Written:
 
     values: dict[bytes, TopicPartition] = field(default_factory=dict)
     offsets: dict[bytes, int] = field(default_factory=dict)
-    """Of the values that were acknowledged."""
+    """Offsets of the values that were acknowledged."""
     is_commit_asked: bool = False
     outcome: str = ""
     """"commit" or "abort": what the program was told. "": nothing, perhaps never."""

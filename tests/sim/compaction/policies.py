@@ -29,9 +29,9 @@ SMALL_BYTES = 32 << 10
 OF_TWELVE = (3, 6, 7, 8, 9)
 """The seeds of each twelve that may have policies: the planted faults of the others keep theirs."""
 RATE = 0.8
-"""Of these: how many have some."""
+"""Part of these that have some."""
 ALTERATION_RATE = 0.05
-"""Of turns."""
+"""Part of the turns."""
 KEPT: dict[str, Any] = {"retention.ms": -1, "retention.bytes": -1}
 
 

@@ -57,7 +57,7 @@ class Pass:
     latest: dict[TopicPartition, dict[bytes, int]] = field(default_factory=dict)
     """Key -> offset of the last record."""
     passed: dict[TopicPartition, int] = field(default_factory=dict)
-    """Where the next record may begin."""
+    """Offset at which the next record may begin."""
 
 
 class TableHistory:
@@ -69,13 +69,13 @@ class TableHistory:
         self.rows: dict[int, Row] = {}
         """By timestamp."""
         self.offsets: dict[int, int] = {}
-        """Of acknowledged rows, by timestamp."""
+        """Offsets of acknowledged rows, by timestamp."""
         self.starts: defaultdict[TopicPartition, int] = defaultdict(int)
-        """Where each partition begins, as it was last seen."""
+        """Beginning of each partition, as it was last seen."""
         self._keys = keys
         self._retention_ns = retention_ns
         self._names: dict[tuple[TopicPartition, int], object] = {}
-        """What a reader has found at an offset."""
+        """Names of the records that a reader has found at an offset."""
 
     def key_of(self, value: bytes) -> bytes:
         """The key of a transaction's value."""

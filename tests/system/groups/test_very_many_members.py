@@ -25,7 +25,7 @@ MANY = 10_000
 AT_ONCE = 32
 PARTITIONS = 100
 MEMORY_MAX_BYTES = 300 << 20
-"""Of the process of groups; a Python process with its modules takes 25 MiB."""
+"""Memory of the process of groups; a Python process with its modules takes 25 MiB."""
 
 
 def ask_all(client: RawClient, api: Api, requests: Iterable[dict[str, Any]]) -> Counter[ErrorCode]:

@@ -34,9 +34,9 @@ from tests.kit.processes import HANG_LIMIT_S, children, shared_memory, wait_unti
 
 MIB = 1 << 20
 ATTACK_BYTES = 600 * MIB
-"""What an attacker sends at most, where nobody stops it."""
+"""Bytes that an attacker sends at most, where nothing stops it."""
 GROWTH_MAX = 300 * MIB
-"""Of the front's resident memory, below half of what an attack sends."""
+"""Growth of the front's resident memory, below half of what an attack sends."""
 
 
 @pytest.fixture(scope="module")

@@ -102,7 +102,7 @@ class Logins:
         )
 
     def actor(self, environ: Mapping[str, Any]) -> Actor:
-        """Who sends a request that is let in."""
+        """The sender of a request that is let in."""
         session = self._session(environ)
         host = str(environ.get("REMOTE_ADDR", ""))
         return Actor("" if session is None else session.user, host)
@@ -138,7 +138,9 @@ class Logins:
         return bool(session.token_hash) and hmac.compare_digest(_hash(given), session.token_hash)
 
     def asker(self, environ: Mapping[str, Any]) -> Actor:
-        """Who asks to be let in: a name that was given is anybody's until the login succeeds."""
+        """The sender of a request to be let in: a name that was given is anybody's until the login
+        succeeds.
+        """
         has_name = self._users is not None and has_password(environ)
         name = given_name(environ) if has_name else ""
         return Actor(name, str(environ.get("REMOTE_ADDR", "")))

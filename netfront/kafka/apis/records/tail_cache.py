@@ -41,7 +41,7 @@ PACKED_MIN_BYTES = 1 << 10
 """The least bytes of a packed batch that is kept: less is made again as fast."""
 BATCH_MAX_BYTES = 1 << 20
 ENTRY_BYTES = 800
-"""What is kept of a batch beside its bytes: its place and its identity."""
+"""Memory that a batch takes beside its bytes: its place and its identity."""
 NONE = CODECS[0]
 _BASE_OFFSET = struct.Struct(">q")
 _LEADER_EPOCH, _LEADER_EPOCH_AT = struct.Struct(">i"), 12

@@ -31,7 +31,7 @@ class Checker:
     """State of each record, as the members together have seen it."""
 
     holder: dict[Place, tuple[Member, int]] = field(default_factory=dict)
-    """Who was told that it has it, and since when."""
+    """The member that was told that it has the record, and since when."""
     deliveries: Counter[Place] = field(default_factory=Counter)
     done: dict[Place, str] = field(default_factory=dict)
 
