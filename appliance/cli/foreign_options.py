@@ -78,6 +78,11 @@ def _is_named(argument: click.Argument, name: str, context: click.Context) -> bo
     )
 
 
+def is_word_for_a_command(word: str) -> bool:
+    """True for names of commands that other tools have."""
+    return any(word in names for names in _SYNONYMS)
+
+
 def command_meant(error: click.NoSuchCommand) -> str:
     """A sentence for a command that is called otherwise here, "" for others."""
     name, context = error.command_name, error.ctx

@@ -10,6 +10,8 @@ Invariants:
 - What is in force satisfies the relations between settings.
 - Whatever is published fits its block. Settings of the catalog that have no room are left out, the
   longest first, and logged; a reload that leaves too little room is refused.
+- Settings of the catalog that are not in force are published with the reason, and never as the
+  origin of a value.
 
 Crash: nothing is kept. The next start reads the sources again, and the catalog has the overrides.
 """
@@ -47,6 +49,11 @@ _TOO_LARGE = (
     "the configuration is too large beside what `tailrace config set` and `quota set` have "
     "changed; shorten its lists, or remove those changes with `tailrace config unset`"
 )
+
+
+_REASON_MAX = 200
+_NOT_IN_FORCE_MAX = 20
+"""Settings of the catalog that are named with a reason; the log has all."""
 
 
 class HangUps:
@@ -284,6 +291,28 @@ class LiveSettings:
                 found[name] = value
         return found
 
+    def _not_in_force(self) -> dict[str, str]:
+        """Settings of the catalog whose values are not used -> the reason."""
+        reasons = {name: self._reason_of(name, value) for name, value in self._overrides.items()}
+        return {name: reason for name, reason in reasons.items() if reason}
+
+    def _reason_of(self, name: str, value: Any) -> str:
+        """The reason why a setting of the catalog is not in force; "": it is."""
+        definition = definitions().get(name)
+        if definition is None:
+            return "this version has no such setting"
+        if not definition.is_live:
+            return "this version does not change it while it runs"
+        if name in self._left_out:
+            return "it has no room beside the configuration"
+        problems: list[Problem] = []
+        alone = settings_of({name: Given(value, DYNAMIC_SOURCE)}, problems)
+        if problems:
+            return f"it is refused: {problems[0]}"[:_REASON_MAX]
+        if value_of(alone, definition) != value_of(self.settings, definition):
+            return "it does not go with the other settings"
+        return ""
+
     @staticmethod
     def _overlaid(base: Settings, overrides: Mapping[str, Any]) -> Settings:
         problems: list[Problem] = []
@@ -324,11 +353,17 @@ class LiveSettings:
     def _document(self, report: dict[str, Any] | None = None) -> dict[str, Any]:
         """Content of the block. `configs`: see `_row`."""
         waiting = set(self._waiting())
-        origins = self._origins_of(self._known_overrides())
+        left_out = self._not_in_force()
+        used = {name: v for name, v in self._overrides.items() if name not in left_out}
+        origins = self._origins_of(used)
         return {
             "settings": self._for_children(self.settings),
             "overrides_version": self._overrides_version,
             "reload": self._reload if report is None else report,
+            "left_out": [
+                {"name": name, "reason": reason}
+                for name, reason in sorted(left_out.items())[:_NOT_IN_FORCE_MAX]
+            ],
             "configs": [
                 self._row(definition, origins.get(definition.name), definition.name in waiting)
                 for definition in definitions().values()

@@ -116,8 +116,9 @@ class ConfigAdmin:
     @operation
     def config_state(self) -> Steps[dict[str, Any]]:
         """The appliance's settings with the outcome of its last reload: a dict with `version`,
-        `configs` (rows as in docs/protocol.md), `reload` and `not_applied` (names of processes that
-        do not use this version yet).
+        `configs` (rows as in docs/protocol.md), `reload`, `left_out` (settings of `alter_configs`
+        that are stored and not in force, each with `name` and `reason`) and `not_applied` (names of
+        processes that do not use this version yet).
         """
         return (yield from self._call(Api.DESCRIBE_CONFIGS, {}))
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from tailrace.client.connections.connection import Connection
 from tailrace.client.connections.steps import Steps, operation
+from tailrace.core.errors import UnknownTopicError
 from tailrace.core.validation import name_of
 from tailrace.protocol.frame import Api
 
@@ -61,7 +62,7 @@ class DeletedTopicAdmin:
         item = {"name": name_of(_NAMED, topic)}
         if new_name is not None:
             item["as"] = name_of("new_name", new_name)
-        (result,) = yield from self._change(Api.UNDELETE_TOPICS, [item])
+        (result,) = yield from self._change_deleted(Api.UNDELETE_TOPICS, item)
         return str(result["restored"])
 
     @operation
@@ -70,8 +71,17 @@ class DeletedTopicAdmin:
         it had. Raises UnknownTopicError, InvalidRequestError if several deleted topics had the
         name.
         """
-        (result,) = yield from self._change(Api.PURGE_TOPICS, [{"name": name_of(_NAMED, topic)}])
+        item = {"name": name_of(_NAMED, topic)}
+        (result,) = yield from self._change_deleted(Api.PURGE_TOPICS, item)
         return int(result["bytes"])
+
+    def _change_deleted(self, api: Api, item: dict[str, Any]) -> Steps[list[dict[str, Any]]]:
+        """`_change` of one entry. The advice about an unknown topic is that of deleted ones."""
+        try:
+            return (yield from self._change(api, [item]))
+        except UnknownTopicError as error:
+            error.advice = "`tailrace topic list --deleted` shows those that can come back."
+            raise
 
 
 def _described(entry: dict[str, Any]) -> dict[str, Any]:

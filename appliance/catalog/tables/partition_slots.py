@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from appliance.catalog.transaction import Database, Transaction
 
@@ -26,15 +26,22 @@ CREATE TABLE IF NOT EXISTS moves (
 """
 
 
-def missing_sentence(missing: Sequence[tuple[str, int]]) -> str:
+def missing_sentence(missing: Sequence[tuple[str, int]], listed: Collection[str]) -> str:
     """The sentence for directories, (path, number of partitions), that the catalog knows and a
-    start does not find.
+    start does not find. `listed`: the paths of data_dirs, absolute.
     """
-    stored = ", ".join(f"{path} with {count} partitions" for path, count in missing)
-    return (
-        f"data_dirs lacks {stored}; mount its disk, and list every directory that holds "
-        "partitions. For a disk that is lost for good: tailrace disk replace"
-    )
+    counted = [(path, f"{count} partition{'' if count == 1 else 's'}") for path, count in missing]
+    lost = [f"the {count} of {path}" for path, count in counted if path in listed]
+    unlisted = [f"{path} with {count}" for path, count in counted if path not in listed]
+    parts = []
+    if lost:
+        parts.append(f"{', '.join(lost)} are not there: mount its disk")
+    if unlisted:
+        parts.append(
+            f"data_dirs lacks {', '.join(unlisted)}: mount its disk, and list every directory that "
+            "holds partitions"
+        )
+    return f"{'; '.join(parts)}. For a disk that is lost for good: tailrace disk replace"
 
 
 class MissingDirectoryError(RuntimeError):
@@ -118,7 +125,8 @@ class PartitionSlots:
             self._usable,
         ).fetchall()
         if missing:
-            raise MissingDirectoryError(missing_sentence(missing))
+            listed = {path for _, path in directories}
+            raise MissingDirectoryError(missing_sentence(missing, listed))
         return self._usable
 
     def add(self, topic_id: bytes, start: int, end: int, delay_of: bytes) -> set[int]:

@@ -2,11 +2,14 @@
 
 A member of a group (--group) commits only what was written to standard output: every
 COMMIT_EVERY_S, before a partition goes to another member, and at its end. After a kill its
-successor repeats at most the records of COMMIT_EVERY_S.
+successor repeats at most the records of COMMIT_EVERY_S. So it does where the reader of standard
+output is gone (`| head`): the member leaves the group and commits nothing more, for nobody knows
+which of the written records were read.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -26,6 +29,8 @@ from tailrace.group.rebalance_listener import RebalanceListener
 
 POLL_MS = 500
 COMMIT_EVERY_S = 1.0
+EXIT_CLOSED_PIPE = 128 + signal.SIGPIPE
+"""As shells show a process that the signal ends."""
 
 
 class Ending:
@@ -46,6 +51,7 @@ class Ending:
             (number, signal.signal(number, self._on_signal))
             for number in (signal.SIGINT, signal.SIGTERM)
         ]
+        self._before.append((signal.SIGPIPE, signal.getsignal(signal.SIGPIPE)))
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -61,8 +67,11 @@ class Ending:
         self._asked = error
 
     def begin_printing(self) -> None:
-        """Begin to delay signals to the next `while_waiting` block or `check`."""
+        """Begin to delay signals to the next `while_waiting` block or `check`. From now on a write
+        to a closed pipe raises BrokenPipeError; before, it would end the process within the group.
+        """
         self._may_raise = False
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
     def check(self) -> None:
         """End here if a signal came.
@@ -104,8 +113,8 @@ class Reader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_error: object) -> None:
-        """True if the writer is done, or a signal came."""
+    def __exit__(self, kind: object, error: BaseException | None, trace: object, /) -> None:
+        """The end of the writer: it is done, a signal came, or a write failed."""
 
     def _waiting(self) -> AbstractContextManager[None]:
         """Around a poll."""
@@ -201,8 +210,16 @@ class GroupReader(Reader):
         self._ending.begin_printing()
         return self
 
-    def __exit__(self, *_error: object) -> None:
-        self.commit()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object, /) -> None:
+        try:
+            if not isinstance(error, BrokenPipeError):
+                self.commit()
+                return
+        except BrokenPipeError:
+            pass
+        self._written.clear()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest of the buffer
+        raise SystemExit(EXIT_CLOSED_PIPE)
 
     def _waiting(self) -> AbstractContextManager[None]:
         return self._ending.while_waiting()

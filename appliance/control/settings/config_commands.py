@@ -158,6 +158,7 @@ class ConfigCommands:
             "version": version,
             "configs": rows,
             "reload": document.get("reload"),
+            "left_out": document.get("left_out", []),
             "not_applied": list(self._behind(version)),
         }
 

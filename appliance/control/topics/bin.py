@@ -153,10 +153,7 @@ class TopicBin:
             deleted for deleted in kept if deleted.topic.name == name
         ]
         if not found:
-            raise UnknownTopicError(
-                f"there is no deleted topic {shown_name(name)!r}: `tailrace topic list --deleted` "
-                "shows those that can come back"
-            )
+            raise UnknownTopicError(f"there is no deleted topic {shown_name(name)!r}")
         if len(found) > 1:
             ids = ", ".join(each.topic.topic_id.hex() for each in found[:NAMED_MAX])
             raise InvalidRequestError(

@@ -9,6 +9,7 @@ import os
 import platform
 import resource
 import stat
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -289,9 +290,10 @@ def _readers_of(path: str) -> list[Check]:
 
 def appliance_checks(state: dict[str, Any]) -> list[Check]:
     """Check the description of a running appliance (`Admin.describe_cluster`), with
-    `groups_error`.
+    `groups_error` and `settings`.
     """
     checks = [_process_check(state), *_directory_checks(state)]
+    checks += _settings_checks(state.get("settings") or {})
     if state.get("uncleanable"):
         left = state["uncleanable_count"] - len(state["uncleanable"])
         more = f" and {left:,} more" if left > 0 else ""
@@ -334,6 +336,38 @@ def groups_error(admin: Admin) -> str:
     except TailraceError as error:
         return error.detail if error.code is ErrorCode.STORAGE_ERROR else ""
     return ""
+
+
+def settings_state(admin: Admin) -> dict[str, Any]:
+    """Settings that wait for a restart, errors of the last reload, settings of `config set` that
+    are not in force, and processes that lag.
+    """
+    found = admin.config_state()
+    return {
+        "restart": [row["name"] for row in found["configs"] if "after_restart" in row],
+        "errors": found["reload"]["errors"],
+        "left_out": found.get("left_out", []),  # an appliance has none before its upgrade
+        "not_applied": found["not_applied"],
+    }
+
+
+def _settings_checks(settings: Mapping[str, Any]) -> Iterator[Check]:
+    errors = settings.get("errors") or ()
+    if errors:
+        shown = "; ".join(error.rstrip(".") for error in errors)
+        yield Check(
+            "configuration",
+            Level.PROBLEM,
+            f"the configuration was not reloaded: {shown}. Correct it, then run tailrace reload",
+        )
+    for row in settings.get("left_out") or ():
+        yield Check(
+            "setting not in force",
+            Level.PROBLEM,
+            f"{row['name']}, which tailrace config set has stored, is not in force: "
+            f"{row['reason']}. Correct it with tailrace config set or the configuration, or remove "
+            f"it: tailrace config unset {row['name']}",
+        )
 
 
 def _failed_move(row: dict[str, Any]) -> Check:

@@ -141,7 +141,8 @@ def _check_directories(settings: Settings, reserve_bytes: int, report: StartRepo
     elif catalogs:
         known = [identity.instance.hex() for identity in existing.values()]
         for missing in _directories_that_lack(f"{catalogs[0]}/{CATALOG_FILE}", known):
-            report.refuse("catalog", missing_sentence([missing]), ExitCode.CONFIG)
+            listed = {os.path.abspath(path) for path in settings.data_dirs}
+            report.refuse("catalog", missing_sentence([missing], listed), ExitCode.CONFIG)
     return list(existing)
 
 

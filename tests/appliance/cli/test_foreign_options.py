@@ -55,6 +55,9 @@ def test_an_option_of_another_tool_is_answered_with_the_one_that_is_meant(
         (("stop",), "SIGTERM to `tailrace serve`, stops the appliance."),
         (("start",), "There is no command start; write tailrace serve."),
         (("tail", "x"), "There is no command tail; write tailrace consume."),
+        (("backup", "ls", "/b"), "There is no command ls; write tailrace backup list."),
+        (("backup", "verfy", "/b"), "No such command 'verfy'"),
+        (("migrate", "show"), "There is no command show; write tailrace migrate status."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -183,6 +183,14 @@ def test_settings_of_the_catalog_that_do_not_fit_are_left_out_and_said(
     assert "override_not_applied" in caplog.text
     assert "override_ignored setting=of.another.version" in caplog.text
     assert "override_ignored setting=slots" in caplog.text
+    assert {row["name"]: row["reason"] for row in world.document["left_out"]} == {
+        "group.session.timeout.min.ms": "it does not go with the other settings",
+        "of.another.version": "this version has no such setting",
+        "slots": "this version does not change it while it runs",
+    }
+    assert world.row("group.session.timeout.min.ms")["source"] == "default"
+    world.override(log_level="debug")
+    assert world.document["left_out"] == []
 
 
 def test_a_reload_that_the_controller_asks_for_is_counted(world: World) -> None:
@@ -228,6 +236,10 @@ def test_overrides_without_room_beside_the_file_are_left_out_and_named(
     assert "tailrace config unset kafka.group.settings" in caplog.text
     assert world.live.settings.kafka_group_settings == []
     assert world.row("kafka.group.settings")["source"] == "default"
+    [row] = world.document["left_out"]
+    assert row == {
+        "name": "kafka.group.settings", "reason": "it has no room beside the configuration",
+    }  # fmt: skip
     assert (world.live.settings.groups_max, world.document["overrides_version"]) == (77, 1)
     world.live.republish()
     world.override(kafka__group__settings=long_groups(3), groups__max=77)

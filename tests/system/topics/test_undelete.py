@@ -256,10 +256,14 @@ def test_the_command_line_lists_brings_back_and_purges(
     assert deleted == {"deleted": back, "kept_ms": 3_600_000}
     assert "confirm with --yes" in run(kept, "topic", "purge", back, status=2).stderr.decode()
     assert f"removed {back} for good" in run(kept, "topic", "purge", back, "--yes").stderr.decode()
-    assert (
-        "there is no deleted topic"
-        in run(kept, "topic", "undelete", back, status=None).stderr.decode()
-    )
+    other = f"{topic}-other"
+    make(admin, other)
+    admin.delete_topics(other)
+    for command in (("undelete", back), ("purge", back, "--yes")):
+        refused = run(kept, "topic", *command, status=1).stderr.decode()
+        assert f"there is no deleted topic {back!r}. Those that can come back: " in refused
+        assert other in refused
+        assert "topic create" not in refused
 
 
 def test_a_coroutine_lists_brings_back_and_purges(

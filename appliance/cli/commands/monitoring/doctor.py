@@ -20,6 +20,7 @@ from appliance.observe.checks.doctor_checks import (
     appliance_checks,
     groups_error,
     host_checks,
+    settings_state,
 )
 from appliance.observe.checks.host_tuning import tuning_checks
 from tailrace.core.errors import NotReachableError
@@ -83,6 +84,7 @@ def command(
         with connect(bootstrap) as admin:
             cluster = admin.describe_cluster()
             cluster["groups_error"] = groups_error(admin)
+            cluster["settings"] = settings_state(admin)
         checks += appliance_checks(cluster)
         directories += [d["path"] for d in cluster["data_dirs"] if d["path"] not in directories]
     except NotReachableError:

@@ -10,7 +10,7 @@ import click
 
 from appliance.cli.options.shared import bootstrap_option, connect, json_option
 from appliance.cli.output import counted, human_bytes, one_line, print_json, print_table
-from appliance.observe.checks.doctor_checks import PARTITION_OFFLINE, groups_error
+from appliance.observe.checks.doctor_checks import PARTITION_OFFLINE, groups_error, settings_state
 from appliance.observe.overview.problems import problems_of
 from tailrace.admin.admin import Admin
 from tailrace.core.errors import TailraceError
@@ -35,7 +35,7 @@ def command(bootstrap: str, as_json: bool) -> None:
         state["delays"] = admin.describe_delays()
         state["long_transactions"] = _long_transactions(admin)
         state["groups_error"] = groups_error(admin)
-        state["settings"] = _settings(admin)
+        state["settings"] = settings_state(admin)
         state["quotas"] = _quotas_reached(admin)
     if as_json:
         print_json(state)
@@ -139,25 +139,8 @@ def _print_problems(state: dict[str, Any]) -> None:
         if any(t["state"] == "prepared" for t in state["long_transactions"]):
             click.echo("A prepared one waits for that, or for: tailrace transaction commit ID")
         click.echo()
-    errors = state["settings"]["errors"]
-    if errors:
-        click.echo(
-            "problem: the configuration was not reloaded; correct it, then run tailrace reload"
-        )
-        for error in errors:
-            click.echo(f"  {error}")
-    is_wrong = found or state["long_transactions"] or errors
+    is_wrong = found or state["long_transactions"]
     click.echo("" if is_wrong else "nothing is wrong\n")
-
-
-def _settings(admin: Admin) -> dict[str, Any]:
-    """Settings that wait for a restart, errors of the last reload, and processes that lag."""
-    found = admin.config_state()
-    return {
-        "restart": [row["name"] for row in found["configs"] if "after_restart" in row],
-        "errors": found["reload"]["errors"],
-        "not_applied": found["not_applied"],
-    }
 
 
 def _quotas_reached(admin: Admin) -> list[str]:

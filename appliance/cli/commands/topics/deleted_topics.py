@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import click
 
 from appliance.cli.options.shared import bootstrap_option, connect, json_option
 from appliance.cli.output import echo, human_bytes, print_json, print_table
 from tailrace.admin.admin import Admin
+from tailrace.core.errors import UnknownTopicError
 
 RETENTION = "topic.delete.retention.ms"
+NAMED_MAX = 10
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 
 
@@ -55,6 +59,23 @@ def list_deleted(bootstrap: str, as_json: bool) -> None:
         echo(f"no deleted topics are kept; {RETENTION} says how long they would be")
 
 
+@contextmanager
+def _naming_those_kept(admin: Admin) -> Iterator[None]:
+    """Name the deleted topics that there are beside an error that one is not there."""
+    try:
+        yield
+    except UnknownTopicError as error:
+        names = [each["name"] for each in admin.list_deleted_topics() if each["state"] == "kept"]
+        if names:
+            shown = ", ".join(names[:NAMED_MAX]) + ", ..." * (len(names) > NAMED_MAX)
+            error.advice = f"Those that can come back: {shown}. {error.advice}"
+        else:
+            error.advice = (
+                f"None can come back: {RETENTION} says for how long deleted topics are kept."
+            )
+        raise
+
+
 @click.command()
 @click.argument("topic", metavar="NAME|ID")
 @click.option("--as", "new_name", metavar="NEWNAME", help="Another name, if that one is taken.")
@@ -69,7 +90,7 @@ def undelete(topic: str, new_name: str | None, bootstrap: str, as_json: bool) ->
       tailrace topic undelete orders
       tailrace topic undelete orders --as orders-before
     """
-    with connect(bootstrap) as admin:
+    with connect(bootstrap) as admin, _naming_those_kept(admin):
         name = admin.undelete_topic(topic, new_name)
     if as_json:
         print_json({"undeleted": name})
@@ -97,7 +118,7 @@ def purge(topic: str, yes: bool, bootstrap: str, as_json: bool) -> None:
                 "there is no terminal to ask on; confirm with --yes"
             )
         click.confirm(f"Remove the deleted topic {topic} for good?", abort=True, err=True)
-    with connect(bootstrap) as admin:
+    with connect(bootstrap) as admin, _naming_those_kept(admin):
         size = admin.purge_topic(topic)
     if as_json:
         print_json({"purged": topic, "bytes": size})

@@ -63,6 +63,19 @@ def test_problems_come_before_warnings_with_what_to_do() -> None:
     assert problems_of(healthy) == []
 
 
+def test_settings_that_are_not_in_force_are_named_with_the_reason() -> None:
+    cluster: dict[str, Any] = {"processes": [], "data_dirs": [], "offline": []}
+    row = {"name": "groups.max", "reason": "it does not go with the other settings"}
+    settings = {"errors": ["a.toml:2: a is wrong.", "a.toml:3: b is wrong."], "left_out": [row]}
+    assert problems_of({**cluster, "settings": {"errors": [], "left_out": []}}) == []
+    reload, left_out = problems_of({**cluster, "settings": settings})
+    assert "not reloaded: a.toml:2: a is wrong; a.toml:3: b is wrong. Correct" in reload.detail
+    assert left_out.detail.startswith(
+        "groups.max, which tailrace config set has stored, is not in force: it does not go with"
+    )
+    assert "tailrace config unset groups.max" in left_out.detail
+
+
 def test_a_partition_that_did_not_move_is_named_with_its_place_and_the_next_try() -> None:
     cluster: dict[str, Any] = {"processes": [], "data_dirs": [], "offline": []}
     row = {"topic": "orders", "partition": 1, "state": "failed", "from": "/a", "to": "/b",

@@ -311,6 +311,11 @@ def test_a_directory_that_the_catalog_lists_and_the_settings_do_not_is_said(
     assert f"data_dirs lacks {second} with 2 partitions" in problem(report)
     both = check(("data_dirs", [first, second]), ("listen", ["tcp://127.0.0.1:0"]), QUIET)
     assert both.exit_status == 0
+    (tmp_path / "second").rename(tmp_path / "elsewhere")
+    lost = check(("data_dirs", [first, second]), ("listen", ["tcp://127.0.0.1:0"]), QUIET)
+    assert f"the 2 partitions of {second} are not there: mount its disk" in problem(lost)
+    assert "data_dirs lacks" not in problem(lost)
+    (tmp_path / "elsewhere").rename(tmp_path / "second")
     assert "2 partitions" in next(
         found.detail for found in both.checks if found.name == f"data directory {first}"
     )

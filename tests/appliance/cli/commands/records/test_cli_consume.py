@@ -242,6 +242,31 @@ def test_a_members_ctrl_c_or_sigterm_commits_what_it_has_printed(
         assert admin.list_groups()[ten]["members"] == 0, "it has left"
 
 
+def test_a_member_whose_reader_is_gone_leaves_and_commits_nothing_more(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    """More than a pipe holds: the reader takes a line and ends, as `| head -1`."""
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+        admin.create_topics(NewTopic(topic, 1))
+        for _ in range(40):
+            producer.send(topic, bytes(10_000).replace(b"\0", b"x"))
+        producer.flush(HANG_LIMIT_S)
+    environment = {**os.environ, "TAILRACE_BOOTSTRAP": appliance.address}
+    arguments = [TAILRACE, "consume", topic, "--group", topic, "--from-beginning"]
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert len(process.stdout.readline()) == 10_001
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(HANG_LIMIT_S) == 141
+    assert sum(committed(appliance, topic).values()) == 0
+    with Admin(appliance.address) as admin:
+        assert admin.list_groups()[topic]["members"] == 0, "it has left"
+
+
 def test_a_member_that_shares_its_topic_commits_before_it_hands_over(
     appliance: EmbeddedAppliance, ten: str
 ) -> None:
