@@ -17,7 +17,7 @@ PURE_TESTS := tests/tailrace/kernel tests/conformance \
 	$(addprefix tests/system/topics/test_,sparse_batches.py \
 	hash_slots.py::test_adding_partitions_under_load_keeps_the_order_of_every_key delays.py::test_records_come_when_they_are_due_in_due_order_and_never_early)
 
-.PHONY: deb rpm wheels packaging demo test test-all test-pure check verify services lakes kernel simulate simulate-transactions simulate-compaction torture torture-delays torture-groups torture-transactions torture-spark fuzz load bench bench-peers bench-scale bench-delays bench-transactions bench-awaited-send bench-groups bench-rebalance bench-pairs bench-wakeups bench-kafka-records bench-idle bench-compaction bench-security bench-restarts bench-restore bench-scan bench-spark bench-spark-sink bench-spark-streaming lint java prepare-spark clean
+.PHONY: deb rpm wheels packaging demo test test-all test-pure check verify services lakes kernel simulate simulate-transactions simulate-compaction torture torture-delays torture-groups torture-transactions torture-spark fuzz load bench bench-peers bench-scale bench-delays bench-transactions bench-awaited-send bench-groups bench-rebalance bench-pairs bench-wakeups bench-kafka bench-kafka-records bench-idle bench-compaction bench-security bench-restarts bench-restore bench-scan bench-spark bench-spark-sink bench-spark-streaming lint java prepare-spark clean
 
 demo: $(KERNEL) java
 	@$(BIN)/python -P -m bench.demo
@@ -161,6 +161,10 @@ bench-security: $(KERNEL)
 # CPU and wake-ups of each thread of an appliance whose clients are silent. ARGS='--seconds 30 --clients 1 --partitions 1000 --json'.
 bench-idle: $(KERNEL)
 	@$(BIN)/python -P -m bench.at_rest.idle $(ARGS)
+
+# Kafka's clients against the gateway and against Kafka, in turns. ONLY=producers,java,acks,connections,start,members,migrate ROUNDS=5 MB=1000.
+bench-kafka: $(KERNEL)
+	@$(BIN)/python -P -m bench.peers.kafka_gateway
 
 # Kafka's record batches to ours and back, a core.
 bench-kafka-records: $(KERNEL)

@@ -70,47 +70,14 @@ def fetch_jars(name: str, pom: str) -> str:
     return directory
 
 
-class Kafka:
-    """A running node."""
+class KafkaClients:
+    """Clients of one node: Kafka, or whatever speaks its protocol."""
 
-    name = "Apache Kafka"
-
-    def __init__(
-        self,
-        directory: str,
-        properties: Mapping[str, object] | None = None,
-        java_options: Sequence[str] = (),
-    ) -> None:
-        """Format a directory and start. `properties` are the broker's, beside those above. Raises
-        Missing.
-        """
-        self._directory = directory
-        self._java_options = java_options
+    def __init__(self, bootstrap: str) -> None:
+        """Raises Missing, without Kafka's tools."""
+        self.bootstrap = bootstrap
         self._class_path = f"{fetch_jars(*NODE)}/*"
-        self._port = free_port()
-        self._config = f"{directory}/server.properties"
-        with open(self._config, "w", encoding="utf-8") as file:
-            file.write(
-                _PROPERTIES.format(port=self._port, controller=free_port(), directory=directory)
-            )
-            file.writelines(f"{name}={value}\n" for name, value in (properties or {}).items())
-        cluster = self.java("kafka.tools.StorageTool", "random-uuid").stdout.strip()
-        self.java("kafka.tools.StorageTool", "format", "-t", cluster, "-c", self._config)
-        self.server = self.start()
         self._made = 0
-
-    def start(self) -> Server:
-        options = ["-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-XX:-UsePerfData", *self._java_options]
-        self.server = Server(
-            ["java", *options, "-cp", self._class_path, "kafka.Kafka", self._config],
-            self._port,
-            f"{self._directory}/log.txt",
-        )
-        return self.server
-
-    @property
-    def bootstrap(self) -> str:
-        return f"127.0.0.1:{self._port}"
 
     def java(self, main: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = ["java", "-XX:-UsePerfData", "-cp", self._class_path, main, *arguments]
@@ -208,6 +175,44 @@ class Kafka:
             _end_to_end, self.bootstrap, self.topic(), rate, seconds, size
         )
         return found
+
+
+class Kafka(KafkaClients):
+    """A running node."""
+
+    name = "Apache Kafka"
+
+    def __init__(
+        self,
+        directory: str,
+        properties: Mapping[str, object] | None = None,
+        java_options: Sequence[str] = (),
+    ) -> None:
+        """Format a directory and start. `properties` are the broker's, beside those above. Raises
+        Missing.
+        """
+        self._directory = directory
+        self._java_options = java_options
+        self._port = free_port()
+        super().__init__(f"127.0.0.1:{self._port}")
+        self._config = f"{directory}/server.properties"
+        with open(self._config, "w", encoding="utf-8") as file:
+            file.write(
+                _PROPERTIES.format(port=self._port, controller=free_port(), directory=directory)
+            )
+            file.writelines(f"{name}={value}\n" for name, value in (properties or {}).items())
+        cluster = self.java("kafka.tools.StorageTool", "random-uuid").stdout.strip()
+        self.java("kafka.tools.StorageTool", "format", "-t", cluster, "-c", self._config)
+        self.server = self.start()
+
+    def start(self) -> Server:
+        options = ["-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-XX:-UsePerfData", *self._java_options]
+        self.server = Server(
+            ["java", *options, "-cp", self._class_path, "kafka.Kafka", self._config],
+            self._port,
+            f"{self._directory}/log.txt",
+        )
+        return self.server
 
     def stop(self) -> None:
         self.server.stop()

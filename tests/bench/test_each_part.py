@@ -55,6 +55,17 @@ PARTS: dict[str, tuple[list[str], dict[str, str]]] = {
             "SECONDS": "0.5",
         },
     ),
+    "clients of Kafka": (
+        ["bench.peers.kafka_gateway"],
+        {
+            "ROUNDS": "1",
+            "RECORDS": "5000",
+            "ACKS": "20",
+            "CONNECTIONS": "5",
+            "MEMBERS": "3",
+            "MB": "1",
+        },
+    ),
     "idle": (["bench.at_rest.idle", "--seconds", "0.2", "--clients", "0"], {}),
     "wide groups": (["bench.members.wide_groups", "5", "100", "1"], {}),
     "imports": (["bench.at_rest.imports", "1"], {}),
