@@ -96,7 +96,9 @@ class TransactionAdmin:
         begin the next one. A hanging transaction without an id is named by its `producer_id` and
         `producer_epoch`. Raises UnknownTransactionalIdError, InvalidRequestError.
         """
-        if (transactional_id is None) == (producer_id is None):
+        if (transactional_id is None) == (producer_id is None) or (
+            transactional_id is not None and producer_epoch is not None
+        ):
             raise InvalidRequestError("give a transactional_id, or a producer_id with its epoch")
         if transactional_id is not None:
             (name,) = name_list("transactional_id", transactional_id)
@@ -120,8 +122,8 @@ class TransactionAdmin:
         prepared = (yield from self._call(Api.DESCRIBE_TRANSACTION, request))["prepared"]
         if prepared is None:
             raise InvalidTransactionError(
-                f"{name!r} has no prepared transaction: describe_transactions() says how its last "
-                "one ended"
+                f"{name!r} has no prepared transaction: describe_transactions() or `tailrace "
+                "transaction describe` says how its last one ended"
             )
         yield from self._call(
             Api.END_TRANSACTION,

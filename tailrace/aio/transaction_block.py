@@ -34,4 +34,5 @@ class AsyncTransactionBlock:
         _error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        await self._run_steps(self._transactions.leave_block(kind, self.branches))
+        if not self._transactions.is_left(kind):  # a closed producer runs no more steps
+            await self._run_steps(self._transactions.leave_block(kind, self.branches))

@@ -516,8 +516,8 @@ ERROR_TABLE: dict[ErrorCode, ErrorRow] = dict(
             False,
             "The call does not fit the state of the transaction.",
             (
-                "Call begin_transaction(), then send, then commit_transaction() or "
-                "abort_transaction()."
+                "Make the call that the message names. The calls of a transaction and their order "
+                "are in docs/transactions.md."
             ),
         ),
         _row(

@@ -135,6 +135,8 @@ def test_transactions_of_which_there_are_none(
             assert (await admin.transaction_totals())["open"] == 0
             with pytest.raises(InvalidRequestError):
                 await admin.abort_transaction()
+            with pytest.raises(InvalidRequestError, match="with its epoch"):
+                await admin.abort_transaction("no-such", producer_epoch=0)
             await admin.abort_transaction(producer_id=(1 << 62) + 99, producer_epoch=0)
 
     world.run(body())

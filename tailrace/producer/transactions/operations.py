@@ -23,6 +23,7 @@ from tailrace.client.config.settings import ProducerSettings
 from tailrace.client.connections.steps import Steps, decode_answer
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
+    ClientClosedError,
     InvalidTransactionError,
     NotReachableError,
     ProducerFencedError,
@@ -80,6 +81,8 @@ class Transactions:
         self._settings = settings
         self._sender_thread = sender_thread
         self._state = state
+        self._is_abandoned = False
+        """True if the producer's close has aborted a transaction."""
 
     # ---- records ---------------------------------------------------------------------------------
 
@@ -367,13 +370,27 @@ class Transactions:
 
     # ---- blocks and the end ----------------------------------------------------------------------
 
+    def is_left(self, raised: type[BaseException] | None) -> bool:
+        """True if nothing is to be done at the end of a `with` block: it has ended the transaction
+        itself, another system decides it, or it has `raised` and the producer is closed. Raises
+        ClientClosedError if the producer was closed in the block, and would have committed.
+        """
+        if raised is not None:
+            return self._sender_thread.closed
+        if self._is_abandoned:
+            raise ClientClosedError(
+                "the producer was closed before the end of the block, which has aborted its "
+                "transaction: close it behind the block"
+            )
+        return self._state.state in (State.READY, State.PREPARED)
+
     def leave_block(self, raised: type[BaseException] | None, branches: Any = None) -> Steps[None]:
         """End a `with` block: commit it, or abort it if it has `raised`."""
+        if self.is_left(raised):
+            return
         if raised is not None:
             yield from self._abort_quietly(None if issubclass(raised, Exception) else SHORT_ABORT_S)
             return
-        if self._state.state in (State.READY, State.PREPARED):
-            return  # the block has ended it itself, or another system decides
         try:
             yield from self.commit(None, branches)
         except GeneratorExit:
@@ -386,7 +403,11 @@ class Transactions:
             raise
 
     def abandon(self, timeout_s: float | None) -> Steps[None]:
-        """Abort what is open, as well as it can be done within `timeout_s`: the producer ends."""
+        """Abort what is open, as well as it can be done within `timeout_s`: the producer ends. A
+        block that it belongs to raises at its end.
+        """
+        if self._state.state in (State.OPEN, State.ABORTABLE):
+            self._is_abandoned = True
         return self._abort_quietly(
             SHORT_ABORT_S if timeout_s is None else min(timeout_s, SHORT_ABORT_S)
         )

@@ -50,6 +50,51 @@ def test_a_close_aborts_what_is_open(world: ScriptedWorld) -> None:
 
 
 @SCRIPTED
+def test_a_block_whose_producer_was_closed_raises_as_nothing_of_it_is_committed(
+    world: ScriptedWorld,
+) -> None:
+    async def body(made: Made) -> None:
+        async def close_in_the_block() -> None:
+            async with made.producer.transaction():
+                await made.send(b"x")
+                await made.producer.close()
+
+        with pytest.raises(ClientClosedError, match="aborted its transaction"):
+            await close_in_the_block()
+        assert made.front.committed() == []
+
+    world.run(body)
+
+
+@SCRIPTED
+def test_a_close_behind_the_commit_leaves_a_block_as_it_is(world: ScriptedWorld) -> None:
+    async def body(made: Made) -> None:
+        async with made.producer.transaction():
+            await made.send(b"x")
+            await made.producer.commit_transaction()
+            await made.producer.close()
+        assert made.front.committed() == [b"x"]
+
+    world.run(body)
+
+
+@SCRIPTED
+def test_the_exception_of_a_block_that_closes_its_producer_stays(world: ScriptedWorld) -> None:
+    async def body(made: Made) -> None:
+        async def raise_behind_a_close() -> None:
+            async with made.producer.transaction():
+                await made.send(b"x")
+                await made.producer.close()
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await raise_behind_a_close()
+        assert made.front.committed() == []
+
+    world.run(body)
+
+
+@SCRIPTED
 def test_a_close_without_an_answer_ends(world: ScriptedWorld) -> None:
     async def body(made: Made) -> None:
         await made.producer.begin_transaction()
