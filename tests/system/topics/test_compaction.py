@@ -345,6 +345,47 @@ def test_tombstones_go_after_delete_retention_and_retention_works_beside_compact
         wait_until(lambda: not read(cleaning.address, both.key), "retention removes them")
 
 
+def test_keys_keep_their_order_over_cleanings_and_new_partitions(
+    cleaning: EmbeddedAppliance, topic: str
+) -> None:
+    """Hash slots move with the partitions: a reader waits for the end of the former one, which may
+    lie in a gap.
+    """
+    create(
+        cleaning, topic, partitioner="hash_slots", segment_bytes=64 << 10,
+        min_cleanable_dirty_ratio=0.1,
+    )  # fmt: skip
+    rng, latest, count = random.Random(13), dict[bytes, int](), 0
+    with Producer(cleaning.address, linger_ms=1, batch_size=2_000) as producer:
+        for partitions in (1, 2, 5):
+            with Admin(cleaning.address) as admin:
+                if partitions > 1:
+                    admin.create_partitions({topic: partitions})
+                for _ in range(800):
+                    key = b"k%d" % rng.randrange(30)
+                    producer.send(topic, b"%d %s" % (count, bytes(60)), key)
+                    latest[key] = count
+                    count += 1
+                producer.flush(60)
+                admin.compact_topic(topic)
+    seen: dict[bytes, int] = {}
+    with Consumer(bootstrap=cleaning.address, auto_offset_reset="earliest") as consumer:
+        keys = [tailrace.TopicPartition(topic, number) for number in range(5)]
+        consumer.assign(keys)
+        consumer.seek_to_beginning(*keys)
+        ends = consumer.end_offsets(keys)
+        while any(consumer.position(key) < end for key, end in ends.items()):
+            for record in consumer.poll(1_000):
+                assert record.key is not None
+                assert record.value is not None
+                number = int(record.value.split()[0])
+                assert number > seen.get(record.key, -1)
+                seen[record.key] = number
+    assert seen == latest
+    with Table(topic, cleaning.address) as table:
+        assert {key: int(value.split()[0]) for key, value in table.items()} == latest
+
+
 def kill_if_there(appliance: EmbeddedAppliance, name: str) -> bool:
     """Kill a child that has just been started, perhaps."""
     pid = children(appliance).get(name)

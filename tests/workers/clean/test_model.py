@@ -103,6 +103,38 @@ def test_a_kill_at_any_point_leaves_the_old_segments_or_the_new(
         assert not b.flusher._logs.all()[0].file.damage
 
 
+@pytest.mark.parametrize("second", ["flusher.in_swap", "flusher.before_swap_end"])
+@pytest.mark.parametrize("first", ["flusher.after_swap_intent", "flusher.in_swap"])
+def test_a_start_that_is_killed_while_it_finishes_a_swap_is_followed_by_one_that_does(
+    tmp_path: pathlib.Path, first: str, second: str
+) -> None:
+    with bench(str(tmp_path)) as b:
+        world = World(b, random.Random(3))
+        batches(world, 60)
+        world.settle()
+        with armed(first, die), pytest.raises(Killed):
+            world.work_on()
+        visit = 0
+        while True:  # each visit of the start is the last one in turn
+            visit += 1
+            b.kill_flusher()
+            try:
+                with armed(second, die, visit):
+                    world.settle()
+            except Killed:
+                continue
+            break
+        assert visit > 1, "no start was killed"
+        world.check()
+        assert not b.flusher._logs.all()[0].file.damage
+        world.cleaner = world.new_cleaner()
+        world.clean()
+        world.check(cleaned=True)
+        names = b.files.list(f"{b.directory}/t-0")
+        assert SWAP_FILE not in names
+        assert not [n for n in names if n.endswith((CLEANED_SUFFIX, CLEANED_INDEX_SUFFIX))]
+
+
 def test_records_of_a_key_too_many_for_the_table_are_found_in_ranges(
     tmp_path: pathlib.Path,
 ) -> None:
