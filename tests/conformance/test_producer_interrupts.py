@@ -21,6 +21,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 """Python throws away the exceptions of a handler that runs while an object is destroyed."""
 LARGE = 20_000
 """Three such values fill a buffer_memory of 64 KiB."""
+REFRESH_MS = 120
+"""A refusal as too large asks for the topic's settings, which come after a pause."""
 
 
 class Program:
@@ -146,7 +148,7 @@ def _turn_with_answers(program: Program) -> Callable[[], object]:
 
 
 def _split(program: Program) -> Callable[[], object]:
-    """A batch of rows and one of a frame are refused as too large, and split."""
+    """A batch of rows is refused as too large, and split. One of a frame waits behind it."""
     program.known()
     importlib.import_module("tailrace.producer.topic_changes.refused_sizes")
     program.front.batch_rows_max = 2
@@ -155,7 +157,31 @@ def _split(program: Program) -> Callable[[], object]:
         program.send(calls_back=True)
     table = pa.table({"value": pa.array([program.value() for _ in range(3)], pa.binary())})
     program.producer.send_arrow("t", table, partition=0)
-    return program.producer.flush
+    program.driven.turn(6)
+    program.front.answer_all()
+    return lambda: program.driven.turn(REFRESH_MS)
+
+
+def _send_halves(program: Program) -> Callable[[], object]:
+    return _turn_behind(_split, program)
+
+
+def _split_a_frame(program: Program) -> Callable[[], object]:
+    """The halves are there; the batch of the frame is refused and split."""
+    return _turn_behind(_send_halves, program)
+
+
+def _halves_of_a_frame(program: Program) -> Callable[[], object]:
+    """The halves of the frame are there, and the batch that was split is complete."""
+    return _turn_behind(_split_a_frame, program)
+
+
+def _turn_behind(
+    prepare: Callable[[Program], Callable[[], object]], program: Program
+) -> Callable[[], object]:
+    prepare(program)()
+    program.front.answer_all()
+    return lambda: program.driven.turn(REFRESH_MS)
 
 
 def _send_arrow(program: Program) -> Callable[[], object]:
@@ -176,7 +202,8 @@ def _partitions(program: Program) -> Callable[[], object]:
 
 CALLS = [
     _send_quickly, _open_a_batch, _first_send, _wait_for_room, _flush, _result, _turn,
-    _turn_with_answers, _split, _send_arrow, _partitions,
+    _turn_with_answers, _split, _send_halves, _split_a_frame, _halves_of_a_frame, _send_arrow,
+    _partitions,
 ]  # fmt: skip
 
 
