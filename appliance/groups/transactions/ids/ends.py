@@ -14,12 +14,17 @@ import orjson
 from shm.messages.transaction_messages import Outcome
 
 KEPT = 2
-"""Ends kept of each id. A client that repeats its request asks for its newest transaction. What an
-init or an operator has ended since lies before it.
+"""Ends kept of each id. A client that repeats its request asks for its newest transaction. What
+an init has ended since lies before it.
+"""
+KEPT_BY_OTHERS = 8
+"""Ends kept while the newest ones were made by neither owner nor init. The owner learns nothing of
+them, and still asks for its own.
 """
 BY_PRODUCER, BY_INIT, BY_TIMEOUT, BY_OPERATOR, BY_IDLENESS, BY_LIMIT = (
     "producer", "init", "timeout", "operator", "idleness", "limit"
 )  # fmt: skip
+_BY_OTHERS = frozenset({BY_TIMEOUT, BY_OPERATOR, BY_IDLENESS, BY_LIMIT})
 OUTCOME_NAMES = {Outcome.COMMIT: "commit", Outcome.ABORT: "abort"}
 OUTCOMES = {name: outcome for outcome, name in OUTCOME_NAMES.items()}
 
@@ -47,7 +52,8 @@ def decoded(text: str) -> list[End]:
 
 def with_end(text: str, end: End) -> str:
     """Add the newest end."""
-    kept = [list(end), *orjson.loads(text)[: KEPT - 1]]
+    count = KEPT_BY_OTHERS if end.by in _BY_OTHERS else KEPT
+    kept = [list(end), *orjson.loads(text)[: count - 1]]
     return orjson.dumps(kept).decode()
 
 
