@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from appliance.config.topic_settings import COMPACT, LATER, TOPIC_SETTINGS
+from appliance.config.topic_settings import APART, COMPACT, LATER, MIN_REPLICAS, TOPIC_SETTINGS
 from tailrace.core.errors import InvalidSettingError, InvalidTopicNameError
 from tailrace.core.schedule.delays import DELAY_SUFFIX, parse_levels
 from tailrace.core.units import examples, whole_number
@@ -133,12 +133,26 @@ def parse(name: str, value: Any) -> Any:
     return value
 
 
+def parse_all(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the settings of a request. A min.insync.replicas of 1 holds anyway, and is left out.
+
+    Raises: InvalidSettingError.
+    """
+    return {
+        name: parse(name, value)
+        for name, value in given.items()
+        if name != MIN_REPLICAS or whole_number(name, value) != 1
+    }
+
+
 def _unknown(name: str) -> InvalidSettingError:
     """The error of a setting that this version does not have."""
     if name in LATER:
         return InvalidSettingError(
             f"topic setting {name} is not supported by this version: {LATER[name]}"
         )
+    if name in APART:
+        return InvalidSettingError(APART[name])
     from appliance.config.files.near_names import nearest  # only needed for a wrong name
 
     near = nearest(name, TOPIC_SETTINGS, 0.5)

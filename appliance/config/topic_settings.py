@@ -49,7 +49,8 @@ _TABLE = (
         "max.message.bytes",
         int,
         1 << 20,
-        "Largest batch accepted; at most a quarter of ring_bytes and less than half of lane_bytes.",
+        "Largest batch accepted; at most a quarter of ring_bytes and less than half of lane_bytes. "
+        "Producers keep 2048 bytes of it for what a batch has beside its records.",
         minimum=1024,
         maximum=64 << 20,
     ),
@@ -247,7 +248,15 @@ _TABLE = (
 )
 TOPIC_SETTINGS: dict[str, TopicSetting] = {setting.name: setting for setting in _TABLE}
 
+MIN_REPLICAS = "min.insync.replicas"
 LATER = {
-    "min.insync.replicas": "there are no replicas yet",
+    MIN_REPLICAS: "there are no replicas yet; leave it out, or set it to 1",
 }
 """Kafka's settings that this version does not support, with the reason; they are refused."""
+APART = {
+    "partitions": "the number of partitions is no setting: give it as `--partitions`, "
+    "`NewTopic(partitions=)` or to `Admin.create_partitions`",
+    "schema": "a schema is no setting: give it as `--schema FILE`, `NewTopic(schema=)`, and change "
+    "it by `tailrace topic schema` or `Admin.alter_topics(schema=)`",
+}
+"""Properties of a topic that are given apart from its settings, with how."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Unpack
 
+from tailrace.client.config.from_context import FromContext
 from tailrace.consumer.table.changes import TableChange
 from tailrace.consumer.table.settings import TableOptions
 from tailrace.consumer.table.table import Offsets, Table, built
@@ -22,7 +23,7 @@ from tailrace.core.records import Record
 from tailrace.core.topic_partition import TopicPartition
 
 
-class AsyncTable:
+class AsyncTable(FromContext):
     """The latest value of each key of a topic, in memory and kept up to date.
 
         async with AsyncTable("users", bootstrap=address) as users:

@@ -141,18 +141,20 @@ class GroupApi:
         `topics`: names. A topic that does not exist yet is read once it exists. `pattern`: a
         regular expression, as text or compiled, matched from the beginning of each name. Later
         topics are matched too, but retry and dead-letter topics only if the pattern contains
-        `retry` or `dlq`. A name that begins with ^ is a pattern. `listener`: a RebalanceListener;
-        or confluent-kafka's functions `on_assign`, `on_revoke` and `on_lost`, called with
-        (consumer, partitions). Without a group_id all partitions of the named topics are read.
-        Raises InvalidRequestError.
+        `retry` or `dlq`. A name that begins with ^ is a pattern. `listener`: a RebalanceListener,
+        also as the second argument; or confluent-kafka's functions `on_assign`, `on_revoke` and
+        `on_lost`, called with (consumer, partitions). Without a group_id all partitions of the
+        named topics are read. Raises InvalidRequestError.
         """
         self._check_open()
         if isinstance(topics, (list, tuple, set, frozenset)) and not topics and pattern is None:
             yield from self._unsubscribe()
             return
-        from tailrace.group.rebalance_listener import callbacks_of
+        from tailrace.group.rebalance_listener import callbacks_of, is_listener
         from tailrace.group.subscription import subscription_of
 
+        if listener is None and is_listener(pattern):
+            pattern, listener = None, pattern
         subscription = subscription_of(topics, pattern)
         public = self._public()
         callbacks = callbacks_of(

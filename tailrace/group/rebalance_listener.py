@@ -95,9 +95,7 @@ def callbacks_of(
         raise InvalidRequestError(
             "subscribe() takes a listener, or on_assign, on_revoke and on_lost, not both"
         )
-    if isinstance(listener, type) or not any(
-        hasattr(listener, name) for name in ("on_partitions_revoked", "on_partitions_assigned")
-    ):
+    if not is_listener(listener):
         raise InvalidRequestError(
             f"listener is {listener!r:.100}; it takes a RebalanceListener, an object and not its "
             "class"
@@ -108,6 +106,13 @@ def callbacks_of(
         if method is not None:
             callable_of(f"the listener's {name}", method, is_awaited=is_awaited)
     return RebalanceCallbacks(*methods)
+
+
+def is_listener(given: Any) -> bool:
+    """True for an object with the methods of a listener."""
+    return not isinstance(given, type) and any(
+        hasattr(given, name) for name in ("on_partitions_revoked", "on_partitions_assigned")
+    )
 
 
 def _with_consumer(call: Callable[..., Any] | None, consumer: Any) -> RebalanceCallback | None:

@@ -423,7 +423,7 @@ def _sized(
     if size > route.limit_bytes - BATCH_OVERHEAD_BYTES:
         raise RecordTooLargeError(
             f"a record of {size} bytes does not fit {route.limit_bytes} bytes, the smaller of the "
-            "producer's max_request_size and the topic's "
-            "max.message.bytes"
+            "producer's max_request_size and the topic's max.message.bytes, of which "
+            f"{BATCH_OVERHEAD_BYTES} are kept for the batch itself"
         )
     return key, value, size

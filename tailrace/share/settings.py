@@ -12,6 +12,7 @@ from tailrace.client.config.setting_fields import (
     number_field,
 )
 from tailrace.client.config.settings import (
+    CONTEXT_DOC,
     DEFAULT_BOOTSTRAP,
     ConsumerSettings,
     check_reader_schema,
@@ -35,6 +36,7 @@ class ShareConsumerSettings:
         default=DEFAULT_BOOTSTRAP,
         metadata={"doc": "Address of the appliance. The short name is bootstrap."},
     )
+    context: str | None = field(default=None, metadata={"doc": CONTEXT_DOC})
     group_id: str | None = field(
         default=None,
         metadata={
@@ -112,6 +114,7 @@ class ShareConsumerOptions(TypedDict, total=False):
     """`ShareConsumerSettings` as keyword arguments, for type checkers and editors."""
 
     bootstrap_servers: str | list[str]
+    context: str | None
     group_id: str
     auto_offset_reset: str
     share_acknowledgement_mode: str

@@ -12,8 +12,12 @@ from typing import get_type_hints
 import pytest
 
 import tailrace
+from tailrace.client.config.from_context import FromContext
+from tailrace.client.config.setting_fields import build
 from tailrace.client.config.settings import AdminSettings, ConsumerSettings, ProducerSettings
+from tailrace.consumer.table.settings import TableSettings
 from tailrace.core import errors
+from tailrace.share.settings import ShareConsumerSettings
 
 LAZY = """
 import sys
@@ -87,6 +91,19 @@ def test_every_name_and_every_method_says_what_it_is() -> None:
         for key, item in own:
             if inspect.isfunction(item) or isinstance(item, (property, classmethod, staticmethod)):
                 assert inspect.getdoc(getattr(value, key)), f"{name}.{key}"
+
+
+def test_every_client_takes_a_context_in_place_of_an_address() -> None:
+    for name in ("Producer", "Consumer", "ShareConsumer", "Table", "Admin"):
+        assert "    context = None: " in (inspect.getdoc(getattr(tailrace, name)) or "")
+        for client in (getattr(tailrace, name), getattr(tailrace.aio, f"Async{name}")):
+            assert issubclass(client, FromContext)
+    given = {"context": "shop.context"}
+    for built in (
+        build(ShareConsumerSettings, {"group_id": "g", **given}), build(TableSettings, given),
+        tailrace.aio.AsyncTable.from_context("shop.context", "t").settings,
+    ):  # fmt: skip
+        assert built.bootstrap_servers == "context:shop.context"
 
 
 @pytest.mark.parametrize(

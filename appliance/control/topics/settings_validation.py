@@ -32,7 +32,7 @@ class SettingsValidation:
         given = {} if given is None else given
         if not isinstance(given, dict):
             raise InvalidSettingError("configs must be an object of names and values")
-        typed = {name: topic_config.parse(name, value) for name, value in given.items()}
+        typed = topic_config.parse_all(given)
         self.check_together(typed)
         return typed
 

@@ -78,7 +78,7 @@ class ProducerSettings:
         "send() to a topic raises while the metadata is fetched.",
     )
     max_request_size: int = number_field(
-        1 << 20, "Largest record, batch, or request of several batches, bytes.", 1024, 64 << 20
+        1 << 20, "Largest record, batch, or request of several batches, bytes.", 4096, 64 << 20
     )
     max_in_flight_requests_per_connection: int = number_field(
         5,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from tailrace.client.config.setting_fields import check_callables, check_kinds, number_field
-from tailrace.client.config.settings import DEFAULT_BOOTSTRAP, ConsumerSettings
+from tailrace.client.config.settings import CONTEXT_DOC, DEFAULT_BOOTSTRAP, ConsumerSettings
 from tailrace.client.connections.runtime import check_bootstrap
 from tailrace.core.errors import InvalidSettingError
 
@@ -32,6 +32,7 @@ class TableSettings:
         default=DEFAULT_BOOTSTRAP,
         metadata={"doc": "Address of the appliance. The short name is bootstrap."},
     )
+    context: str | None = field(default=None, metadata={"doc": CONTEXT_DOC})
     key_column: str | None = field(
         default=None, metadata={"doc": "For a typed topic: the column that is the key."}
     )
@@ -92,6 +93,7 @@ class TableOptions(TypedDict, total=False):
     """`TableSettings` as keyword arguments, for type checkers and editors."""
 
     bootstrap_servers: str | list[str]
+    context: str | None
     key_column: str | None
     key_serializer: Callable[[Any], bytes] | None
     key_deserializer: Callable[[bytes], Any] | None

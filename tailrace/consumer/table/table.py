@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Unpack
 
+from tailrace.client.config.from_context import FromContext
 from tailrace.client.config.setting_fields import build, documented, merged
 from tailrace.consumer.table.follower import Follower, Shared
 from tailrace.consumer.table.key_codec import KeyCodec
@@ -53,7 +54,7 @@ _MISSING = object()
 
 
 @documented(TableSettings)
-class Table:
+class Table(FromContext):
     """The latest value of each key of a topic, in memory and kept up to date.
 
         with tailrace.Table("users", bootstrap=address) as users:

@@ -68,8 +68,11 @@ def test_bytes_that_are_no_text_survive(appliance: EmbeddedAppliance, topic: str
     run(appliance, "topic", "create", topic)
     run(appliance, "produce", topic, stdin=b"\xff\xfe\x00\n")
     assert run(appliance, "consume", topic, "--from-beginning").stdout == b"\xff\xfe\x00\n"
-    row = json.loads(run(appliance, "consume", topic, "--offset", "0", "--format", "json").stdout)
-    assert row["value"] == {"base64": "//4A"}
+    for form in (["--format", "json"], ["--json"], ["--json", "--format", "json"]):
+        row = json.loads(run(appliance, "consume", topic, "--offset", "0", *form).stdout)
+        assert row["value"] == {"base64": "//4A"}
+    wrong = run(appliance, "consume", topic, "--json", "--format", "csv", status=2)
+    assert b"--json and --format csv exclude each other" in wrong.stderr
 
 
 FILES: dict[str, Callable[[pathlib.Path], Any]] = {

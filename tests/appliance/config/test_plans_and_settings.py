@@ -234,7 +234,9 @@ def test_topic_names_that_are_allowed() -> None:
         ({"segment.bytes": "x"}, "whole number"),
         ({"compression.type": "gzip"}, "allowed are producer, none, lz4, zstd"),
         ({"durability": "replicated"}, "allowed are disk, memory"),
-        ({"min.insync.replicas": 2}, "not supported by this version"),
+        ({"min.insync.replicas": 2}, "not supported by this version.* or set it to 1"),
+        ({"partitions": 3}, r"--partitions`, `NewTopic\(partitions=\)`"),
+        ({"schema": "f.json"}, r"--schema FILE`, `NewTopic\(schema=\)`"),
         ({"cleanup.policy": "compress"}, "allowed are delete, compact, compact,delete"),
         ({"min.cleanable.dirty.ratio": "1.5"}, "a number from 0 to 1, such as 0.5"),
         ({"min.cleanable.dirty.ratio": "nan"}, "a number from 0 to 1, such as 0.5"),
@@ -254,6 +256,17 @@ def test_wrong_topic_settings_are_refused_with_what_to_do(
 ) -> None:
     with pytest.raises(InvalidSettingError, match=sentence):
         topic_config.complete(given, ring_bytes=64 << 20, lane_bytes=4 << 20)
+
+
+def test_the_one_value_of_min_insync_replicas_that_holds_anyway_is_taken() -> None:
+    """A program that creates topics for Kafka names it."""
+    for one in (1, "1"):
+        assert topic_config.parse_all({"min.insync.replicas": one, "segment.ms": "1h"}) == {
+            "segment.ms": 3_600_000
+        }
+    for other in (2, "2", None, True, "all"):
+        with pytest.raises(InvalidSettingError, match="no replicas yet"):
+            topic_config.parse_all({"min.insync.replicas": other})
 
 
 def test_the_memory_plan_has_a_lane_for_every_pair_that_talks() -> None:

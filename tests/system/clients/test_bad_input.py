@@ -112,6 +112,20 @@ def test_a_record_over_max_request_size(appliance: EmbeddedAppliance, made: str)
     says_what_to_do(caught.value)
 
 
+def test_a_topic_that_takes_no_record_says_what_a_batch_needs_itself(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
+    """A record of 25 bytes does not fit 1024: the sentence alone was a riddle."""
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+        admin.alter_topics({made: {"max.message.bytes": 1024}})
+        with pytest.raises(
+            RecordTooLargeError, match="25 bytes does not fit 1024 .* 2048 are kept for the batch"
+        ):
+            producer.send(made, b"x")
+    with pytest.raises(InvalidSettingError, match="max_request_size is 2048.* from 4096 to"):
+        Producer(appliance.address, max_request_size=2048)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [{"value": 5}, {"value": 1.5}, {"value": b"x", "key": 7},

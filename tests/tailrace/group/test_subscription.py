@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tailrace import RebalanceListener, TopicPartition
+from tailrace import Consumer, RebalanceListener, TopicPartition
 from tailrace.client.connections.steps import lifted, run_at_once
 from tailrace.core.errors import InvalidRequestError
 from tailrace.group.rebalance_listener import callbacks_of
@@ -162,3 +162,19 @@ def test_coroutine_functions_are_refused_where_nothing_awaits_them(given: tuple[
     with pytest.raises(InvalidRequestError, match="is the coroutine function"):
         callbacks_of(given[0], None, given[1], None, None)
     assert callbacks_of(given[0], None, given[1], None, None, is_awaited=True)
+
+
+@pytest.mark.parametrize("topics", ["t", ["t"], "^t.*", re.compile("t")])
+def test_a_listener_may_follow_the_topics(topics: Any) -> None:
+    """As Java's `subscribe(topics, listener)`."""
+    listener = RebalanceListener()
+    for given in ((topics, listener), (topics, None, listener)):
+        with Consumer(bootstrap="tcp://127.0.0.1:9", group_id="g") as consumer:
+            consumer.subscribe(*given)
+            assert consumer._group is not None
+            assert consumer._group._reconciler.callbacks.assigned == listener.on_partitions_assigned
+    with Consumer(bootstrap="tcp://127.0.0.1:9", group_id="g") as consumer:
+        with pytest.raises(InvalidRequestError, match="names or a pattern, not both"):
+            consumer.subscribe(["t"], "u")
+        with pytest.raises(InvalidRequestError, match=r"names or a pattern|regular expression"):
+            consumer.subscribe(["t"], RebalanceListener)  # its class

@@ -84,6 +84,7 @@ EXIT_SKIPPED = 4
     show_default=True,
     help="arrow and parquet write one file to standard output.",
 )
+@click.option("--json", "is_json", is_flag=True, help="The same as --format json.")
 @click.option(
     "--template",
     "-f",
@@ -118,6 +119,7 @@ def command(
     until: dt.datetime | None,
     maximum: int | None,
     form: str,
+    is_json: bool,
     text: str | None,
     follow: bool,
     skip_damaged: bool,
@@ -146,6 +148,9 @@ def command(
     if follow and until is not None:
         raise click.UsageError("--follow and --until exclude each other: leave one of them out")
     start = Start(from_beginning, offset, since, tail, is_past=until is not None)
+    if is_json and form not in ("value", "json"):
+        raise click.UsageError(f"--json and --format {form} exclude each other: leave one out")
+    form = "json" if is_json else form
     line = _line_format(form, text)
     with connect(bootstrap) as admin:
         infos = admin.topic_info(_matching(topics, admin))
