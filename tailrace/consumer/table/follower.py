@@ -106,6 +106,8 @@ class Follower:
         self._shared = shared
         self._info: TopicInfo | None = None
         self._key = ""
+        self._requested: str | None = None
+        """The key column that the program has named, under the name that it has now."""
         self._ends: dict[TopicPartition, int] = {}
         """The ends to reach before the table is ready; empty: it is."""
         self._checked_s = 0.0
@@ -234,19 +236,25 @@ class Follower:
             info = admin.topic_info([self._topic])[self._topic]
         if info.topic_id != before.topic_id:
             raise _TopicReplaced
-        key = chosen_key(self._topic, info.schema, self._settings.key_column, typed=info.typed)
+        name = info.history.renamed(self._key, before.schema_id) or self._key
+        if self._requested is not None:
+            self._requested = name
+        key = chosen_key(self._topic, info.schema, name, typed=info.typed)
         if key.kind != before.schema.field(self._key).type:
             raise _TopicReplaced
         with self._shared.lock:
             store = self._shared.store
             assert store is not None
             store.convert(lambda rows: info.history.convert(rows, before.schema_id))
-            self._info = info
+            self._info, self._key = info, key.name
 
     def _begin(self, consumer: Consumer, admin: Admin) -> None:
         settings = self._settings
-        info = self._info = admin.topic_info([self._topic])[self._topic]
-        requested = settings.key_column or info.settings.get("key.column") or None
+        before, info = self._info, admin.topic_info([self._topic])[self._topic]
+        self._info = info
+        if before is None or info.topic_id != before.topic_id:
+            self._requested = settings.key_column
+        requested = self._requested or info.settings.get("key.column") or None
         key = chosen_key(self._topic, info.schema, requested, typed=info.typed)
         self._key = key.name
         codec = KeyCodec(key.kind, settings.key_serializer, settings.key_deserializer)

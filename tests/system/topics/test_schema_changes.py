@@ -243,6 +243,43 @@ def test_a_table_goes_on_over_a_change(running: EmbeddedAppliance, admin: Admin)
             assert table[b"c"] == {"name": b"c", "id": 3}
 
 
+def test_a_table_whose_key_is_the_topics_goes_on_over_a_change(
+    running: EmbeddedAppliance, admin: Admin
+) -> None:
+    """The program names no key: `key.column` of the topic has it."""
+    admin.create_topics(NewTopic("keyed-table", 1, {"key.column": "id"}, schema=FIRST))
+    with (
+        Producer(running.address) as producer,
+        tailrace.Table("keyed-table", bootstrap=running.address) as table,
+    ):
+        table.wait_until(producer.send("keyed-table", {"id": 1, "name": "a"}).result(60), 60)
+        altered = pa.schema([("more", pa.utf8()), ("name", pa.utf8()), ("id", pa.int32())])
+        admin.alter_topics(schema={"keyed-table": altered})
+        table.wait_until(producer.send("keyed-table", {"id": 2, "more": "m"}).result(60), 60)
+        assert table[1] == {"more": None, "name": "a", "id": 1}
+        assert table[2] == {"more": "m", "name": None, "id": 2}
+
+
+def test_a_table_goes_on_when_its_key_gets_another_name(
+    running: EmbeddedAppliance, admin: Admin
+) -> None:
+    create(admin, "renamed-key")
+    with (
+        Producer(running.address) as producer,
+        tailrace.Table("renamed-key", bootstrap=running.address, key_column="id") as table,
+    ):
+        table.wait_until(producer.send("renamed-key", {"id": 1, "name": "a"}).result(60), 60)
+        uid = pa.field("uid", pa.int32(), metadata={"tailrace.alias": "id"})
+        for kind in (pa.int32(), pa.int64()):  # renamed, then widened: then it is read again
+            altered = pa.schema([("name", pa.utf8()), uid.with_type(kind)])
+            admin.alter_topics(schema={"renamed-key": altered})
+            sent = producer.send("renamed-key", {"uid": 2, "name": str(kind)}).result(60)
+            wait_until(lambda: has_row(table, 2), "it goes on")
+            table.wait_until(sent, 60)
+            assert table[1] == {"name": "a", "uid": 1}
+            assert table[2] == {"name": str(kind), "uid": 2}
+
+
 def test_of_two_alterations_for_one_version_the_second_is_refused(
     running: EmbeddedAppliance, admin: Admin
 ) -> None:
