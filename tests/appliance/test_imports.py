@@ -65,7 +65,7 @@ MAY_LOAD = {
     ZYGOTE: {"argparse", "sqlite3", "zmq"},
 }
 OWN_MODULES_MAX = {
-    SUPERVISOR: 93,
+    SUPERVISOR: 94,
     MODULES[Role.CONTROLLER]: 124,
     MODULES[Role.FLUSHER]: 113,
     MODULES[Role.WORKER]: 86,
@@ -76,7 +76,7 @@ OWN_MODULES_MAX = {
     MODULES[Role.GROUPS]: 152,
     MODULES[Role.CONSOLE]: 54,
     HTTP_SERVICE: 108,
-    ZYGOTE: 315,
+    ZYGOTE: 316,
 }
 """Ceilings with room for a few more, packages counted too. Raise one when a process has grown for a
 reason that is worth its memory.
