@@ -5,6 +5,7 @@ rich is imported only by the functions that draw.
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,12 @@ _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)
 def counted(count: int, noun: str) -> str:
     """ "1 record", "2 records"."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def utc_time(seconds: float, timespec: str = "seconds") -> str:
+    """A moment in seconds since 1970 as text: 2026-01-02T03:04:05Z."""
+    moment = dt.datetime.fromtimestamp(seconds, dt.UTC)
+    return moment.isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
 def print_json(value: Any) -> None:

@@ -137,7 +137,7 @@ def read_topology(root: str = "") -> Topology:
 
 def cgroup_directories(root: str = "") -> list[str]:
     """The directory of this process's cgroup (version 2), and those above it."""
-    for line in _text(f"{root}/proc/self/cgroup").splitlines():
+    for line in content_of(f"{root}/proc/self/cgroup").splitlines():
         if line.startswith("0::/"):
             parts = [part for part in line[4:].split("/") if part]
             top = f"{root}/sys/fs/cgroup"
@@ -147,18 +147,19 @@ def cgroup_directories(root: str = "") -> list[str]:
 
 def _quota(path: str) -> float | None:
     """Cores that a cpu.max of "200000 100000" allows; None: no limit."""
-    quota, _, period = _text(path).partition(" ")
+    quota, _, period = content_of(path).partition(" ")
     return int(quota) / int(period) if quota.isdigit() and period.strip().isdigit() else None
 
 
 def _list_in(path: str) -> list[int]:
     try:
-        return parse_list(_text(path))
+        return parse_list(content_of(path))
     except ValueError:
         return []
 
 
-def _text(path: str) -> str:
+def content_of(path: str) -> str:
+    """Content of a file of the kernel's; empty if it cannot be read."""
     try:
         with open(path, encoding="ascii", errors="replace") as file:
             return file.read()

@@ -289,10 +289,6 @@ class QuotaService:
 
     # ---- steps -----------------------------------------------------------------------------------
 
-    def set_now(self, now_ns: int) -> None:
-        """Begin a step of the front."""
-        self._clock.now_ns = now_ns
-
     def next_deadline_ns(self) -> int:
         """Return the time when `step` next has work."""
         if self._clock.over:

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from appliance.config.settings import Settings
-from appliance.config.topology import cgroup_directories
+from appliance.config.topology import cgroup_directories, content_of
 from appliance.supervise.memory.memory_plan import (
     RegionPlan,
     plan_groups,
@@ -165,18 +165,10 @@ def _cgroup_rooms(root: str) -> list[Room]:
 
 
 def _fields(path: str) -> dict[str, int]:
-    rows = (line.split() for line in _text(path).splitlines())
+    rows = (line.split() for line in content_of(path).splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
 
 
 def _number(path: str) -> int | None:
-    text = _text(path).strip()
+    text = content_of(path).strip()
     return int(text) if text.isdigit() else None
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""

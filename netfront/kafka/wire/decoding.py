@@ -124,12 +124,6 @@ def response_reader(api: int, version: int) -> Read:
     return _struct_reader(found["response"], version, version >= found["flexible"])
 
 
-@cache
-def structure_reader(name: str, version: int) -> Read:
-    """The decoder of a structure that clients embed, such as ConsumerProtocolSubscription."""
-    return _struct_reader(definitions()[name]["fields"], version, False)
-
-
 def decode(read: Read, reader: Reader) -> Message:
     """Run a decoder over the rest of a message. Raises MalformedError."""
     try:

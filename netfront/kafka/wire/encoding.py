@@ -38,12 +38,6 @@ def request_writer(api: int, version: int) -> Write:
     return _struct_writer(found["request"], version, version >= found["flexible"])
 
 
-@cache
-def structure_writer(name: str, version: int) -> Write:
-    """The encoder of a structure that clients embed."""
-    return _struct_writer(definitions()[name]["fields"], version, False)
-
-
 def write_varint(out: bytearray, value: int) -> None:
     """Append an unsigned variable-length integer."""
     while value > 0x7F:

@@ -20,7 +20,6 @@ Every number in nodes and buffers is 0, and there is no body.
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 
 from tailrace.format.record_batch.arrow_metadata import MESSAGE_RECORD_BATCH, SchemaLayout
 from tailrace.format.record_batch.batch_header import (
@@ -96,13 +95,6 @@ def encode_marker(
         schema_id=schema_id, control_type=control_type,
     )  # fmt: skip
     return insert_header(empty, header, seed), header
-
-
-def kept_marker(header: BatchHeader, cleaned: SchemaLayout, seed: int) -> bytearray:
-    """The marker of this header again, for a cleaned segment. `cleaned` is the segment's layout
-    (`sparse_layout`).
-    """
-    return insert_header(empty_message(cleaned), replace(header), seed)
 
 
 class MarkerTemplate:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from appliance.cli.commands.groups.advice import (
     without_commit,
 )
 from appliance.cli.options.shared import bootstrap_option, complete_groups, connect, json_option
-from appliance.cli.output import UNKNOWN, counted, echo, one_line, print_json, print_table
+from appliance.cli.output import UNKNOWN, counted, echo, one_line, print_json, print_table, utc_time
 from tailrace.admin.admin import Admin
 from tailrace.admin.groups import NO_OFFSET, first_unread
 
@@ -82,7 +81,7 @@ def _show(found: Mapping[str, Any]) -> None:
 
 
 def _print_summary(found: Mapping[str, Any], *, is_share: bool) -> None:
-    since = f", created {_shown_ms(found['created_ms'])}" if found.get("created_ms") else ""
+    since = f", created {utc_time(found['created_ms'] / 1000)}" if found.get("created_ms") else ""
     click.echo(f"group    {one_line(found['group'])}\nkind     {found['kind']}{since}")
     how = "" if is_share or not found["assignor"] else f", assigned by {found['assignor']}"
     rebalances = "" if is_share else f", {counted(found['rebalances'], 'rebalance')}"
@@ -171,11 +170,3 @@ def _ago(ms: int | None) -> str:
 
 def _shown_offset(offset: int) -> Any:
     return UNKNOWN if offset == NO_OFFSET else offset
-
-
-def _shown_ms(ms: int) -> str:
-    return (
-        dt.datetime.fromtimestamp(ms / 1000, dt.UTC)
-        .isoformat(timespec="seconds")
-        .replace("+00:00", "Z")
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +14,7 @@ from appliance.cli.options.shared import (
     connect,
     json_option,
 )
-from appliance.cli.output import UNKNOWN, echo, one_line, print_json, print_table
+from appliance.cli.output import UNKNOWN, echo, one_line, print_json, print_table, utc_time
 
 BRANCHES_SHOWN = 8
 STATES = ("empty", "ongoing", "committing", "aborting", "prepared")
@@ -90,14 +89,14 @@ def _show(found: Mapping[str, Any]) -> None:
         ("id", found["transactional_id"]),
         ("state", found["state"] + (f", open for {_seconds(found['open_ms'])}" if is_open else "")),
         ("timeout", _seconds(found["timeout_ms"])),
-        ("client", f"{owner}, since {_moment(found['owned_ms'])}"),
+        ("client", f"{owner}, since {utc_time(found['owned_ms'] / 1000)}"),
         ("producer", f"{found['producer_id']}, epoch {found['producer_epoch']}"),
     ]
     if prepared := found["prepared"]:
         tag = f", tag {prepared['tag']}" if prepared["tag"] else ""
         groups = ", ".join(prepared.get("groups", []))
         offsets = f", with offsets of {groups}" if groups else ""
-        lines.append(("prepared", f"{_moment(prepared['wall_ms'])}{tag}{offsets}"))
+        lines.append(("prepared", f"{utc_time(prepared['wall_ms'] / 1000)}{tag}{offsets}"))
     if branches := found.get("branches"):
         count = f"{len(branches)} {'branch' if len(branches) == 1 else 'branches'}"
         shown = ", ".join(f"{one}:{epoch}" for one, epoch in branches[:BRANCHES_SHOWN])
@@ -107,7 +106,7 @@ def _show(found: Mapping[str, Any]) -> None:
         lines.append(("metadata", metadata))
     if last := found["last"]:
         how = f"{last['outcome']} of epoch {last['producer_epoch']} by {last['by']}"
-        lines.append(("last", f"{how}, {_moment(last['wall_ms'])}"))
+        lines.append(("last", f"{how}, {utc_time(last['wall_ms'] / 1000)}"))
     if found["workers_pending"]:
         lines.append(("pending", ", ".join(found["workers_pending"])))
     for name, text in lines:
@@ -208,11 +207,3 @@ def find_hanging(bootstrap: str, as_json: bool) -> None:
 
 def _seconds(ms: int | None) -> str:
     return "" if ms is None else f"{ms / 1000:,.1f} s"
-
-
-def _moment(ms: int) -> str:
-    return (
-        dt.datetime.fromtimestamp(ms / 1000, dt.UTC)
-        .isoformat(timespec="seconds")
-        .replace("+00:00", "Z")
-    )

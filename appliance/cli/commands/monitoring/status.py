@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import time
 from typing import Any
 
 import click
 
 from appliance.cli.options.shared import bootstrap_option, connect, json_option
-from appliance.cli.output import counted, human_bytes, one_line, print_json, print_table
+from appliance.cli.output import counted, human_bytes, one_line, print_json, print_table, utc_time
 from appliance.observe.checks.doctor_checks import PARTITION_OFFLINE, groups_error, settings_state
 from appliance.observe.overview.problems import problems_of
 from tailrace.admin.admin import Admin
@@ -177,10 +176,4 @@ def _long_transactions(admin: Admin) -> list[dict[str, Any]]:
 
 
 def _moment(us: int | None) -> str:
-    return (
-        ""
-        if us is None
-        else dt.datetime.fromtimestamp(us / 1e6, dt.UTC)
-        .isoformat(timespec="seconds")
-        .replace("+00:00", "Z")
-    )
+    return "" if us is None else utc_time(us / 1e6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,7 +14,7 @@ from appliance.cli.migrate.progress import Progress
 from appliance.cli.migrate.running import ending_at_signals, sentences
 from appliance.cli.options.default_command import DefaultGroup
 from appliance.cli.options.shared import bootstrap_option, json_option
-from appliance.cli.output import counted, echo, print_json
+from appliance.cli.output import counted, echo, print_json, utc_time
 from appliance.migrate.errors import MigrationError
 from shm.crash_points import arm_from_environment
 from tailrace.core.units import whole_number
@@ -255,7 +254,7 @@ def status(
         "state": state,
         "records": progress.get("records", 0),
         "lag": progress.get("lag") if is_known else None,
-        "at": _shown_time(at_ms),
+        "at": utc_time(at_ms / 1000),
     }
     if as_json:
         print_json(row)
@@ -282,10 +281,6 @@ def state_of(journal: Journal, at_ms: int) -> str:
     if journal.ended_ms is not None:
         return "stopped"
     return "copying" if time.time() * 1_000 - at_ms < SILENT_S * 1_000 else "silent"
-
-
-def _shown_time(ms: int) -> str:
-    return dt.datetime.fromtimestamp(ms // 1000, dt.UTC).isoformat().replace("+00:00", "Z")
 
 
 def _conclude(migration: Migration, printed: Progress, is_complete: bool, as_json: bool) -> None:

@@ -34,6 +34,7 @@ from appliance.cli.output import (
     print_json,
     print_table,
     progress,
+    utc_time,
 )
 from shm.crash_points import arm_from_environment
 
@@ -301,10 +302,9 @@ def verify(
 
 
 def _row(manifest: Manifest) -> dict[str, Any]:
-    moment = dt.datetime.fromtimestamp(manifest.point_us / 1e6, dt.UTC)
     return {
         "backup": manifest.backup_id,
-        "point": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "point": utc_time(manifest.point_us / 1e6, "milliseconds"),
         "point_us": manifest.point_us,
         "version": manifest.version,
         "topics": len({entry.topic_id for entry in manifest.partitions}),

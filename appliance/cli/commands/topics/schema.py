@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from appliance.cli.options.shared import (
     json_option,
     parse_pairs,
 )
-from appliance.cli.output import echo, print_json, print_table
+from appliance.cli.output import echo, print_json, print_table, utc_time
 from tailrace.admin.schemas import SchemaVersion
 
 if TYPE_CHECKING:
@@ -144,10 +143,7 @@ def _columns(version: SchemaVersion) -> list[dict[str, Any]]:
 
 
 def _time(version: SchemaVersion) -> str:
-    if not version.created_us:
-        return ""
-    moment = dt.datetime.fromtimestamp(version.created_us / 1_000_000, dt.UTC)
-    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return utc_time(version.created_us / 1e6) if version.created_us else ""
 
 
 def altered(source: pa.Schema, renamed: tuple[str, ...], defaults: tuple[str, ...]) -> pa.Schema:

@@ -17,7 +17,6 @@ from tailrace.core.errors import CorruptBatchError, UnsupportedBatchError
 from tailrace.format.record_batch import batch_header as bh
 from tailrace.format.record_batch.arrow_metadata import read_schema
 from tailrace.format.record_batch.batch_validation import validate_batch
-from tailrace.format.record_batch.control_batch import empty_message, encode_marker, kept_marker
 from tailrace.format.record_batch.sparse_batch import (
     RANGE_MAX,
     cleaned_schema_message,
@@ -259,22 +258,6 @@ def test_a_time_is_that_of_its_row_also_with_log_append_time() -> None:
     header = bh.verify_batch(memoryview(data), SEED)
     assert not header.has_one_time(is_typed=False)
     assert header.has_one_time(is_typed=True)
-
-
-def test_a_kept_marker_is_an_empty_batch_of_the_cleaned_schema() -> None:
-    marker, header = encode_marker(
-        empty_message(LAYOUT), control_type=bh.CONTROL_ABORT,
-        producer_id=bh.TRANSACTIONAL_PRODUCER_IDS,
-        producer_epoch=3, schema_id=1, time_us=TIME_US, seed=SEED,
-    )  # fmt: skip
-    header.base_offset = 17
-    kept = kept_marker(header, sparse_layout(LAYOUT), SEED)
-    found = bh.verify_batch(memoryview(kept), SEED)
-    assert found.is_marker
-    assert (found.base_offset, found.producer_epoch, found.control_type) == (17, 3, 2)
-    stream = cleaned_schema_message(DEFAULT_SCHEMA) + bytes(kept) + bh.END_OF_STREAM
-    assert pa.ipc.open_stream(stream).read_all().num_rows == 0
-    assert len(kept) > len(marker)
 
 
 def test_a_reader_without_offsets_refuses_a_sparse_batch_and_names_it() -> None:
