@@ -17,7 +17,7 @@ PURE_TESTS := tests/tailrace/kernel tests/conformance \
 	$(addprefix tests/system/topics/test_,sparse_batches.py \
 	hash_slots.py::test_adding_partitions_under_load_keeps_the_order_of_every_key delays.py::test_records_come_when_they_are_due_in_due_order_and_never_early)
 
-.PHONY: deb rpm wheels packaging demo test test-all test-pure check verify services lakes kernel simulate simulate-transactions simulate-compaction torture torture-delays torture-groups torture-transactions torture-spark fuzz load bench bench-peers bench-scale bench-delays bench-transactions bench-awaited-send bench-groups bench-rebalance bench-pairs bench-wakeups bench-kafka bench-kafka-records bench-idle bench-compaction bench-security bench-restarts bench-restore bench-scan bench-spark bench-spark-sink bench-spark-streaming lint java prepare-spark clean
+.PHONY: deb rpm wheels packaging demo test test-all test-loaded test-pure check verify services lakes kernel simulate simulate-transactions simulate-compaction torture torture-delays torture-groups torture-transactions torture-spark fuzz load bench bench-peers bench-scale bench-delays bench-transactions bench-awaited-send bench-groups bench-rebalance bench-pairs bench-wakeups bench-kafka bench-kafka-records bench-idle bench-compaction bench-security bench-restarts bench-restore bench-scan bench-spark bench-spark-sink bench-spark-streaming lint java prepare-spark clean
 
 demo: $(KERNEL) java
 	@$(BIN)/python -P -m bench.demo
@@ -37,7 +37,7 @@ kernel: $(STAMP)
 	@rm -f $(KERNEL) tailrace/kernel/_native.*.so 2>/dev/null || true
 	@$(BUILD_KERNEL)
 
-# 8.5 minutes on 2 idle cores (the goal is 8): fixed seeds, one case of each long matrix, Spark's main paths.
+# 8 minutes on 2 idle cores: fixed seeds, one case of each long matrix, Spark's main paths.
 test: PROCESSES := 6
 test: verify java services
 	$(PYTEST) -m "not long"
@@ -47,6 +47,11 @@ test-all: verify java services lakes packaging
 	SEED=$(SEED) $(PYTEST)
 	PYTHONPATH=$(LAKES) $(BIN)/python -P -m pytest tests/system/scans/test_export_tables.py
 	$(MAKE) test-pure
+
+# RUNS=10 times beside processes that burn all cores: no test may depend on the machine's speed. TESTS=tests/shm: only these.
+test-loaded: PROCESSES := 6
+test-loaded: verify java services
+	@$(BIN)/python -P tools/loaded_runs.py $(or $(RUNS),10) env $(PYTEST) -q -m "not long" $(TESTS)
 
 # Under a minute: what a change can break at once. BASE=main: what this branch has changed since it left there.
 check: verify
