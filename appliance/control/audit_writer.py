@@ -96,9 +96,6 @@ def _journal() -> Callable[[bytes], None]:
 
     from shm.runtime.logs.journal import SOCKET, encoded
 
-    sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-    sender.setblocking(False)
-
     def publish(line: bytes) -> None:
         value = orjson.loads(line)
         fields = [
@@ -108,7 +105,9 @@ def _journal() -> Callable[[bytes], None]:
               for name in ("seq", "event", "user", "api", "outcome", "hash") if name in value),
         ]  # fmt: skip
         try:
-            sender.sendto(encoded(fields), SOCKET)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+                sender.setblocking(False)
+                sender.sendto(encoded(fields), SOCKET)
         except OSError as error:
             logger.warning("audit_not_in_journal error=%r", str(error))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import pathlib
 import random
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from appliance.audit.audit_log import HEAD, AuditLog, audit_files, read_key
 from appliance.audit.verification import read_events, verify
+from appliance.control.audit_writer import AuditWriter
 from tests.kit.cli import run
 
 KEY = b"0123456789abcdef-key"
@@ -230,3 +232,37 @@ def test_the_command_line_verifies_and_lists(tmp_path: pathlib.Path) -> None:
     missing = run(None, "audit", "verify", str(tmp_path / "none"), status=1)
     assert b"cannot be read: No such file" in missing.stderr
     assert b"Errno" not in missing.stderr
+
+
+def test_the_journal_gets_each_line_with_its_fields(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A journal that takes none costs a line of the log and no line of the file."""
+    path = str(tmp_path / "journal")
+    monkeypatch.setattr("shm.runtime.logs.journal.SOCKET", path)
+    settings = {
+        "directory": str(tmp_path / "audit"), "key_file": "", "file_bytes": 1 << 20,
+        "files_max": 0, "journal": True,
+    }  # fmt: skip
+    writer = AuditWriter(settings, lambda: 7)
+    events = [
+        {"event": "login", "user": "User:alice"},
+        {"event": "denied", "user": "User:bob", "outcome": "denied", "reason": "two\nlines"},
+    ]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
+        journal.bind(path)
+        writer.write({"events": events})
+        sent = [journal.recv(1 << 16) for _ in events]
+    assert b"SYSLOG_IDENTIFIER=tailrace-audit\n" in sent[0]
+    assert b"TAILRACE_AUDIT_EVENT=login\n" in sent[0]
+    assert b"TAILRACE_AUDIT_USER=User:alice\n" in sent[0]
+    assert b"TAILRACE_AUDIT_SEQ=2\n" in sent[1]
+    assert b"TAILRACE_AUDIT_OUTCOME=denied\n" in sent[1]
+    lines = next((tmp_path / "audit").glob("audit-*.jsonl")).read_bytes().splitlines()
+    for line, datagram in zip(lines, sent, strict=True):
+        assert b"MESSAGE=" + line + b"\n" in datagram
+        assert b"TAILRACE_AUDIT_HASH=" + orjson.loads(line)["hash"].encode() in datagram
+    assert not caplog.records
+    writer.write({"events": events})
+    assert "audit_not_in_journal" in caplog.text
+    assert verify(str(tmp_path / "audit"), b"").findings == []

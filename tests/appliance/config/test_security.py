@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from appliance.config.passwords_in_urls import has_password
 from appliance.config.relations import conflicts
 from appliance.config.security import is_local
 from appliance.config.settings import Settings, definitions
-from appliance.config.settings_sources import typed
+from appliance.config.settings_sources import given_flags, parse_flags, typed
 from appliance.config.topology import read_topology
 from tailrace.core.errors import InvalidSettingError
+from tests.kit.cli import run
 
 
 @pytest.mark.parametrize(
@@ -142,3 +144,39 @@ def test_a_file_may_write_true_with_and_without_quotes(value: object) -> None:
     assert typed(definition, value) == "true"
     with pytest.raises(InvalidSettingError, match="log_level is True; it takes a text"):
         typed(definitions()["log_level"], True)
+
+
+PASSWORD_URL = "sftp://backup:planted@host/x"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (PASSWORD_URL, True), ("s3://:planted@b", True), ("sftp://backup@host/x", False),
+        ("s3://bucket/a:b@c", False), ("tcp://[::1]:7420", False), ("/var/a:b@c", False),
+        ("https://h/?x=:y@z", False),
+    ],
+)  # fmt: skip
+def test_a_password_in_a_url_is_seen(text: str, expected: bool) -> None:
+    assert has_password(text) is expected
+
+
+def test_no_password_comes_by_the_command_line_of_serve() -> None:
+    flags = parse_flags(["--set", f"backup.target={PASSWORD_URL}"])
+    with pytest.raises(InvalidSettingError, match="in the list of processes") as caught:
+        given_flags(flags)
+    assert "planted" not in caught.value.detail
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("backup", "run", PASSWORD_URL), ("backup", "list", PASSWORD_URL),
+        ("backup", "verify", PASSWORD_URL), ("restore", PASSWORD_URL, "x"),
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)  # fmt: skip
+def test_no_password_comes_by_the_command_line_of_a_backup(command: tuple[str, ...]) -> None:
+    done = run(None, *command, status=2)
+    assert b"in the list of processes" in done.stderr.replace(b"\n", b" ")
+    assert b"planted" not in done.stdout + done.stderr

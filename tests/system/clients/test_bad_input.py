@@ -119,7 +119,7 @@ def test_a_topic_that_takes_no_record_says_what_a_batch_needs_itself(
     with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
         admin.alter_topics({made: {"max.message.bytes": 1024}})
         with pytest.raises(
-            RecordTooLargeError, match="25 bytes does not fit 1024 .* 2048 are kept for the batch"
+            RecordTooLargeError, match=r"25 bytes does not fit 1024 .* 2048 are kept for the batch"
         ):
             producer.send(made, b"x")
     with pytest.raises(InvalidSettingError, match="max_request_size is 2048.* from 4096 to"):

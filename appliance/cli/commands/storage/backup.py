@@ -36,6 +36,7 @@ from appliance.cli.output import (
     progress,
     utc_time,
 )
+from appliance.config.passwords_in_urls import has_password
 from shm.crash_points import arm_from_environment
 
 KEPT_WHILE_FOLLOWING = 100
@@ -75,6 +76,17 @@ def sentences() -> Iterator[None]:
         raise click.ClickException(str(error)) from None
 
 
+def without_password(_ctx: click.Context, _parameter: click.Parameter, url: Any) -> Any:
+    """Refuse a target whose URL has a password."""
+    if isinstance(url, str) and has_password(url):
+        raise click.BadParameter(
+            "the URL has a password, which every account of this host would see in the list of "
+            "processes. Write it as backup.target in a file for --config, or give it to the driver "
+            "(FSSPEC_SFTP_PASSWORD for sftp://, and so on)"
+        )
+    return url
+
+
 def open_store(target: str, key_file: str | None) -> ObjectStore:
     """The backups at a target. Raises BackupError, OSError."""
     cipher = Cipher(read_key(key_file)) if key_file else None
@@ -82,7 +94,7 @@ def open_store(target: str, key_file: str | None) -> ObjectStore:
 
 
 @command.command()
-@click.argument("target", required=False)
+@click.argument("target", required=False, callback=without_password)
 @data_dir_option
 @click.option(
     "--config",
@@ -213,7 +225,7 @@ def _follow(
 
 
 @command.command(name="list")
-@click.argument("target")
+@click.argument("target", callback=without_password)
 @key_option
 @json_option
 def list_(target: str, key_file: str | None, as_json: bool) -> None:
@@ -244,13 +256,13 @@ def list_(target: str, key_file: str | None, as_json: bool) -> None:
             ],
         )  # fmt: skip
     else:
-        echo(f"no backups at {target}")
+        echo(f"no backups at {store.target}")
     for sentence in damaged:
         complain(sentence)
 
 
 @command.command()
-@click.argument("target")
+@click.argument("target", callback=without_password)
 @click.argument("backup", required=False)
 @click.option("--all", "is_all", is_flag=True, help="All backups, not the newest alone.")
 @key_option

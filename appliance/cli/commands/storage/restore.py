@@ -10,14 +10,19 @@ import click
 from appliance.backup.restore import chosen
 from appliance.backup.restore import restore as restore_backup
 from appliance.backup.target.overlap import refuse_overlap
-from appliance.cli.commands.storage.backup import key_option, open_store, sentences
+from appliance.cli.commands.storage.backup import (
+    key_option,
+    open_store,
+    sentences,
+    without_password,
+)
 from appliance.cli.options.shared import PastMoment, json_option
 from appliance.cli.output import counted, echo, human_bytes, print_json
 from shm.crash_points import arm_from_environment
 
 
 @click.command()
-@click.argument("source")
+@click.argument("source", callback=without_password)
 @click.argument("data_dir", type=click.Path(file_okay=False))
 @click.option("--backup", "backup_id", help="This backup; default: the newest.")
 @click.option(
