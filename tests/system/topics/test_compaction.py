@@ -262,10 +262,16 @@ def test_damage_in_the_middle_stops_compaction_there_and_is_said(
     data = bytearray(damaged.read_bytes())
     data[30_000] ^= 0xFF
     damaged.write_bytes(data)
-    running = start_embedded(data_dir=str(tmp_path))
+    running = start_embedded(data_dir=str(tmp_path), settings={"http.listen": "127.0.0.1:0"})
     try:
         with pytest.raises(CorruptBatchError, match=f"{topic}-0 has something behind offset"):
             compact(running, topic)
+        with urllib.request.urlopen(f"{console_of(running)}/metrics") as response:
+            metrics = response.read().decode()
+        assert f'tailrace_partition_uncleanable{{partition="0",topic="{topic}"}} 1.0' in metrics
+        for command, status in (("status", 0), ("doctor", 1)):
+            said = run(running, command, status=status)
+            assert f"{topic}-0: something cannot be read".encode() in said.stdout + said.stderr
         shown = run(running, "topic", "compact", topic, "--json", status=1)
         (partition,) = orjson.loads(shown.stdout)["partitions"]
         assert partition["state"] == "stopped"
