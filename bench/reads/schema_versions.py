@@ -99,17 +99,23 @@ def main() -> None:
     with tailrace.embedded(auto_create_topics=False) as appliance:
         fill(appliance.address, schemas(given.versions), given.rows)
         for measure in (arrow, records, scan):
-            ratios, rates = [], []
+            ratios, rates, costs = [], [], []
             for pair in range(given.pairs + 1):
                 order = ("many", "one") if pair % 2 else ("one", "many")
-                rate = {topic: measure(appliance.address, topic, total) for topic in order}
+                rate, cpu = {}, {}
+                for topic in order:
+                    before = time.process_time()
+                    rate[topic] = measure(appliance.address, topic, total)
+                    cpu[topic] = time.process_time() - before
                 if pair:  # the first warms the caches
                     ratios.append(rate["many"] / rate["one"])
                     rates.append(rate["one"])
+                    costs.append(cpu["one"] / cpu["many"])
             print(
                 f"{measure.__name__}: {statistics.median(ratios):.2f} of one version's rate "
                 f"({min(ratios):.2f} to {max(ratios):.2f}); one version: "
-                f"{statistics.median(rates):,.0f} rows/s"
+                f"{statistics.median(rates):,.0f} rows/s; by the reader's CPU "
+                f"{statistics.median(costs):.2f} ({min(costs):.2f} to {max(costs):.2f})"
             )
 
 

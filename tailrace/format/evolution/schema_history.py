@@ -21,6 +21,11 @@ from tailrace.format.evolution import schema_rules
 from tailrace.format.evolution.schema_rules import Source
 from tailrace.format.schema import from_message
 
+FILLING_ROWS = 1 << 14
+"""Most rows of a column of one value that is kept."""
+FILLING_TEXT_MAX = 64
+"""Most characters of its value."""
+
 
 class SchemaHistory:
     """The versions of one topic, the oldest first. Rows are converted to the newest one, or to the
@@ -35,6 +40,8 @@ class SchemaHistory:
         self.messages = tuple(message for _, message in versions)
         self._schemas: dict[int, pa.Schema] = {}
         self._sources: dict[int, tuple[Source, ...]] = {}
+        self._fillings: dict[tuple[pa.DataType, Any], Any] = {}
+        """Type and value -> a column of it, which batches share."""
         self._target = len(self.ids) - 1 if target is None else self._number(target)
 
     @property
@@ -89,17 +96,24 @@ class SchemaHistory:
         """
         if schema_id == self.target_id:
             return rows
-        target = self.target
+        target, given, count = self.target, rows.columns, rows.num_rows
         columns = [
-            column_of(
-                None if source.column < 0 else rows.column(source.column),
-                source,
-                field,
-                rows.num_rows,
-            )
+            self._filling(source.default, field.type, count)
+            if source.column < 0
+            else column_of(given[source.column], source, field, count)
             for source, field in zip(self.sources(schema_id), target, strict=True)
         ]
         return pa.RecordBatch.from_arrays(columns, schema=target)
+
+    def _filling(self, value: Any, kind: pa.DataType, count: int) -> Any:
+        """A column of one value, a part of one that is kept if it is not large."""
+        if count > FILLING_ROWS or (isinstance(value, str) and len(value) > FILLING_TEXT_MAX):
+            return filled(value, kind, count)
+        key = kind, value if value or value is None else str(value)  # -0.0 equals 0.0
+        kept = self._fillings.get(key)
+        if kept is None or len(kept) < count:
+            kept = self._fillings[key] = filled(value, kind, count)
+        return kept if len(kept) == count else kept.slice(0, count)
 
     def row_of(self, row: dict[str, Any]) -> dict[str, Any] | None:
         """A row of an earlier version as one of the target: of the newest one that has all its

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.core.errors import InvalidSchemaError, UnsupportedBatchError
-from tailrace.format.evolution.schema_history import SchemaHistory
+from tailrace.format.evolution.schema_history import FILLING_ROWS, SchemaHistory
 from tailrace.format.evolution.schema_rules import MODES, RULES, Step, check, fields_of, sources
 from tailrace.format.schema import canonical, to_message
 
@@ -313,3 +313,30 @@ def test_the_key_of_a_compacted_topic_stays_as_it_is() -> None:
         with pytest.raises(InvalidSchemaError, match="'b' has the keys of the topic"):
             check(message(A, B), changed, "none", "b")
     check(message(A, B), message(B), "backward", "b")
+
+
+def test_columns_of_one_value_are_shared_and_have_their_own_value() -> None:
+    """Batches get parts of one column; 0.0 and -0.0 are two values."""
+    added = [
+        pa.field("none", pa.float64()),
+        *(
+            pa.field(name, kind, metadata={"tailrace.default": default})
+            for name, kind, default in (
+                ("zero", pa.float64(), "0.0"), ("minus", pa.float64(), "-0.0"),
+                ("no", pa.bool_(), "false"), ("text", pa.utf8(), '""'),
+                ("long", pa.utf8(), f'"{"x" * 100}"'),
+            )
+        ),
+    ]  # fmt: skip
+    first = pa.schema([("id", pa.int64())])
+    history = SchemaHistory([(1, to_message(first)), (2, to_message(pa.schema([*first, *added])))])
+    for count in (2, 5, 3, 0, FILLING_ROWS + 1):
+        rows = history.convert(pa.RecordBatch.from_pydict({"id": range(count)}, schema=first), 1)
+        rows.validate(full=True)
+        made = rows.slice(0, 3).to_pylist()
+        assert [repr(row["minus"]) for row in made] == ["-0.0"] * min(count, 3)
+        assert [repr(row["zero"]) for row in made] == ["0.0"] * min(count, 3)
+        assert all(
+            (row["none"], row["no"], row["text"], row["long"]) == (None, False, "", "x" * 100)
+            for row in made
+        )
