@@ -30,6 +30,7 @@ from appliance.catalog.log_dir_scan import (
     survey,
     survey_bins,
 )
+from appliance.catalog.moved_partitions import read_moved
 from appliance.catalog.restored_topics import LiveSlot, SurveyError, deleted_topics, restored_topics
 from shm.memory.layout import SlotState
 from shm.runtime.elapsed_time import Mark
@@ -124,13 +125,15 @@ def _unknown_directories(catalog: Catalog, data_dirs: list[str]) -> list[tuple[s
     known = {
         f"{topic.name}-{row.partition}" for topic in catalog.topics() for row in topic.partitions
     }
+    known |= {f"{each.name}-{each.partition}" for each in read_moved(catalog.database)}
     return [(name, path) for name, path in partition_directories(data_dirs) if name not in known]
 
 
 def _check_age(catalog: Catalog, data_dirs: list[str]) -> None:
     """Refuse a catalog that is older than the partitions.
 
-    A topic is in the catalog before its directories are made, and until they are removed.
+    A topic is in the catalog before its directories are made, and until they are removed. The
+    former directory of a partition that has moved may outlive it, and is in the table `moves`.
     Partitions that belong here and are unknown to the catalog show that its write-ahead log was
     lost, or that it is from a backup.
 

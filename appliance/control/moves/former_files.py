@@ -30,6 +30,7 @@ begun.
 LEASES_MAX_NS = 3_600_000_000_000
 """Longest wait for readers' leases."""
 REPEAT_NS = 5_000_000_000
+LAST_VERSION = (1 << 63) - 1
 WAITS_FOR_READERS = "readers need the former files"
 WAITS_FOR_TRANSACTIONS = "transactions that were open when it moved have not ended there"
 WAITS_FOR_FILES = (
@@ -125,5 +126,7 @@ class FormerFiles:
 
 
 def _unknown_topic(each: Part) -> Topic:
-    """Stand-in for a deleted topic, with what the end of a partition needs."""
-    return Topic(each.topic_id, each.name, "deleting", 0, False, 0, b"", {}, (), 0)
+    """Stand-in for a deleted topic, with what the end of a partition needs. No process knows a
+    later version: an end of an earlier one would be ignored.
+    """
+    return Topic(each.topic_id, each.name, "deleting", LAST_VERSION, False, 0, b"", {}, (), 0)

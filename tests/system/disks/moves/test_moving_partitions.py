@@ -93,6 +93,45 @@ def test_a_partition_moves_while_it_is_written_and_read(
     assert run(None, "log", "verify", str(tmp_path / "data"), status=None).returncode == 0
 
 
+@pytest.mark.slow_because("the former files are kept for 5 s")
+def test_a_topic_that_is_deleted_behind_a_move_leaves_no_files_and_keeps_no_start_back(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Its former files outlive it. A start that knew nothing of them took the catalog for older
+    than the partitions, and refused to serve.
+    """
+    running = start(tmp_path / "data", data_dirs=directories(tmp_path))
+    try:
+        create(running, partitions=2)
+        produce(running, range(10))
+        move(running, tmp_path / "second")
+        former = tmp_path / "data" / "orders-0"
+        with Admin(running.address) as admin:
+            admin.delete_topics("orders", now=True)
+        assert former.is_dir(), "readers may need it"
+        run(None, "restart", "controller", "--data-dir", running.data_dir)
+        create(running, "other")
+        await_removal(former)
+        create(running, partitions=2)
+        produce(running, range(5))
+        assert numbers(running) == list(range(5))
+        move(running, tmp_path / ("second" if where(running) == "data" else "data"))
+        with Admin(running.address) as admin:
+            admin.delete_topics("orders", now=True)
+    finally:
+        assert running.stop() == 0
+    left = sorted(path.name for path in tmp_path.glob("*/orders-*"))
+    assert len(left) == 1, "the appliance was stopped before it was removed"
+    again = start(tmp_path / "data", data_dirs=directories(tmp_path))
+    try:
+        with Admin(again.address) as admin:
+            assert admin.list_topics() == ["other"]
+        for name in "data", "second":
+            await_removal(tmp_path / name / "orders-0")
+    finally:
+        assert again.stop() == 0
+
+
 @pytest.mark.slow_because("the former files are kept for 5 s, twice")
 def test_a_partition_with_a_worker_of_its_own_gets_one_in_its_new_place(
     tmp_path: pathlib.Path,
