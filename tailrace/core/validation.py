@@ -12,6 +12,8 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
 
 from tailrace.core.errors import InvalidRecordError, InvalidRequestError, TailraceError
@@ -162,9 +164,23 @@ def callable_of(label: str, given: Any, *, is_awaited: bool = False) -> Callable
     """
     if not callable(given):
         raise InvalidRequestError(f"{label} is {given!r:.100}; give a function")
-    if not is_awaited and inspect.iscoroutinefunction(given):
+    if not is_awaited and is_coroutine_function(given):
         raise InvalidRequestError(not_awaited(label, given))
     return given  # type: ignore[no-any-return]
+
+
+_FUNCTIONS = (FunctionType, MethodType)
+
+
+def is_coroutine_function(given: Any) -> bool:
+    """True for a coroutine function, an object with an async __call__, and a partial of either."""
+    if inspect.iscoroutinefunction(given):
+        return True
+    if type(given) in _FUNCTIONS:
+        return False
+    if isinstance(given, partial):
+        return is_coroutine_function(given.func)
+    return inspect.iscoroutinefunction(type(given).__call__)
 
 
 def not_awaited(label: str, given: object) -> str:

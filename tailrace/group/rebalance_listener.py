@@ -25,7 +25,9 @@ class RebalanceListener:
 
     Each method gets a list of TopicPartitions that is never empty. With an AsyncConsumer it may be
     a coroutine. The caller of `poll` gets an exception that it raises once, and the partitions have
-    changed nevertheless.
+    changed nevertheless. A signal (KeyboardInterrupt) or a cancellation that ends
+    `on_partitions_revoked` or `on_partitions_assigned` leaves the change to the next `poll`, which
+    calls it from its beginning.
     """
 
     def on_partitions_revoked(self, revoked: list[TopicPartition]) -> Any:

@@ -119,6 +119,7 @@ class Reconciler:
             yield from self._assign(change)
             return
         keys = self._partitions.keys_of(change)
+        is_dropped = True
         try:
             if change.kind is ChangeKind.LOST:
                 logger.warning(
@@ -131,8 +132,14 @@ class Reconciler:
             else:
                 yield from self._position_tracker.commit_before_revoking(keys)
                 yield from self._invoke(self.callbacks.revoked, keys)
+        except BaseException as error:
+            is_dropped = (
+                isinstance(error, Exception) or self._is_giving_up or change.kind is ChangeKind.LOST
+            )
+            raise
         finally:
-            self._drop(change, keys)
+            if is_dropped:
+                self._drop(change, keys)
 
     @staticmethod
     def _invoke(callback: RebalanceCallback | None, keys: list[TopicPartition]) -> Steps[None]:
@@ -161,7 +168,15 @@ class Reconciler:
                 return  # the appliance's processes learn of a new topic one after another
             raise
         self._wakeup()
-        yield from self._invoke(self.callbacks.assigned, keys)
+        try:
+            yield from self._invoke(self.callbacks.assigned, keys)
+        except Exception:
+            raise
+        except BaseException:
+            # The partitions begin where the listener would have had them begin, or not at all.
+            self._partitions.drop(change, keys)
+            self._put_back(change)
+            raise
 
     def _put_back(self, change: Change) -> None:
         """Give assigned partitions back, and retry the step soon."""

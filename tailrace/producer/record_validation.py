@@ -10,7 +10,6 @@ Invariants:
 
 from __future__ import annotations
 
-import inspect
 from copy import deepcopy
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -21,7 +20,11 @@ from tailrace.core.errors import InvalidRecordError, SchemaMismatchError
 from tailrace.core.records import Headers, to_timestamp_us
 from tailrace.core.schedule.delays import due_time_us
 from tailrace.core.schedule.recurrence import Recurrence, RecurrenceError
-from tailrace.core.validation import before_1970_error, not_awaited
+from tailrace.core.validation import (
+    before_1970_error,
+    is_coroutine_function,
+    not_awaited,
+)
 
 HEADER_OVERHEAD_BYTES = 16
 _UNCHANGING = frozenset(
@@ -203,7 +206,7 @@ def check_callback(on_delivery: object) -> None:
         raise InvalidRecordError(
             f"on_delivery is {on_delivery!r:.100}; it must be a function of (metadata, error)"
         )
-    if inspect.iscoroutinefunction(on_delivery):
+    if is_coroutine_function(on_delivery):
         raise InvalidRecordError(not_awaited("on_delivery", on_delivery))
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypedDict
 from tailrace.client.config.setting_fields import (
     ALIASES,
     build,
+    check_callables,
     check_kinds,
     merged,
     number_field,
@@ -90,10 +91,7 @@ class ScanSettings:
 
     def __post_init__(self) -> None:
         check_kinds(self)
-        if self.on_damage is not None and not callable(self.on_damage):
-            raise InvalidSettingError(
-                f"on_damage is of type {type(self.on_damage).__name__}; give a function"
-            )
+        check_callables(self, "on_damage")
         if self.key_column is not None and not isinstance(self.key_column, str):
             raise InvalidSettingError(
                 f"key_column is {self.key_column!r:.100}; give a column's name"

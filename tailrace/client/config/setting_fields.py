@@ -10,7 +10,6 @@ Invariants:
 
 from __future__ import annotations
 
-import inspect
 import os
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +20,7 @@ from tailrace.client.config.kafka_names import setting_hint
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidSettingError
 from tailrace.core.units import examples, whole_number
-from tailrace.core.validation import not_awaited
+from tailrace.core.validation import is_coroutine_function, not_awaited
 
 Kind = TypeVar("Kind")
 Client = TypeVar("Client")
@@ -90,7 +89,7 @@ def check_callables(settings: Any, *names: str) -> None:
         given = getattr(settings, name)
         if given is not None and not callable(given):
             raise InvalidSettingError(f"{name} is of type {type(given).__name__}; give a function")
-        if given is not None and inspect.iscoroutinefunction(given):
+        if given is not None and is_coroutine_function(given):
             raise InvalidSettingError(not_awaited(name, given))
 
 

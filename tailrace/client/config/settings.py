@@ -175,6 +175,8 @@ class ProducerSettings:
                 f"{', '.join(PARTITIONERS)}, or a function"
                 " (topic, key, partition_count) -> partition"
             )
+        else:
+            check_callables(self, "partitioner")
         if self.transactional_id is not None:
             check_name("transactional_id", self.transactional_id, TRANSACTIONAL_ID_MAX, code=None)
             self._check_transactional("transactional_id")

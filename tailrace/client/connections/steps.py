@@ -36,7 +36,7 @@ from typing import (
 )
 
 from tailrace.client.connections.call import PendingCall
-from tailrace.core.errors import error_for
+from tailrace.core.errors import InvalidRequestError, error_for
 from tailrace.format.crc32c import Readable
 from tailrace.protocol.frame import Api, WireError
 from tailrace.protocol.json_messages import decode_json, encode_json
@@ -270,13 +270,26 @@ def run(steps: Steps[T], sleep: Sleep) -> T:
                     sleep(requested.until_ns)
                 else:
                     assert type(requested) is Invoke
-                    progress.answer(requested.function(*requested.args))
+                    progress.answer(_not_awaited(requested.function(*requested.args)))
             except BaseException as error:
                 progress.fail(error)
         result: T = progress.result
         return result
     finally:
         steps.close()
+
+
+def _not_awaited(returned: Any) -> Any:
+    """The result of the user's code. Raises InvalidRequestError for a coroutine, of which nothing
+    would run.
+    """
+    if inspect.iscoroutine(returned):
+        returned.close()
+        raise InvalidRequestError(
+            f"{returned.__qualname__} was called and returned a coroutine, which is not awaited "
+            "here; give a plain function, or use the client of tailrace.aio"
+        )
+    return returned
 
 
 def run_at_once(steps: Steps[T]) -> T:

@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import iscoroutine
 from typing import Any
 
 from tailrace.core.errors import InvalidRecordError
@@ -50,9 +51,23 @@ def deserialized(
             if value is not None and value_deserializer is not None:
                 value = value_deserializer(value)
             result.append(record._replace(key=key, value=value))
+        if result and (iscoroutine(result[-1].value) or iscoroutine(result[-1].key)):
+            _refuse_coroutines(result)
     except Exception as error:
         return result, error
     return result, None
+
+
+def _refuse_coroutines(result: list[Record]) -> None:
+    """Take back the records from the first coroutine on. Raises TypeError."""
+    first = len(result)
+    for place in reversed(range(len(result))):
+        parts = [part for part in (result[place].key, result[place].value) if iscoroutine(part)]
+        for part in parts:
+            part.close()
+        first = place if parts else first
+    del result[first:]
+    raise TypeError("it returned a coroutine, which is not awaited; give a plain function")
 
 
 def failure_at(record: Record, error: Exception) -> InvalidRecordError:

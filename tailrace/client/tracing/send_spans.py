@@ -10,7 +10,6 @@ Invariants:
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -19,6 +18,7 @@ from opentelemetry.trace import Span, SpanKind
 from tailrace.client.connections.steps import Steps
 from tailrace.client.tracing.header_context import with_context, without_context
 from tailrace.client.tracing.spans import Spans, fail, with_span
+from tailrace.core.validation import is_coroutine_function
 
 T = TypeVar("T")
 SEND = "send"
@@ -137,7 +137,7 @@ class SendSpans:
 
 def _is_plain(on_delivery: Any) -> bool:
     """False for what the producer refuses."""
-    return callable(on_delivery) and not inspect.iscoroutinefunction(on_delivery)
+    return callable(on_delivery) and not is_coroutine_function(on_delivery)
 
 
 def _note_trace(begun: Any, on_delivery: Any) -> None:

@@ -122,7 +122,7 @@ def test_a_topic_that_takes_no_record_says_what_a_batch_needs_itself(
             RecordTooLargeError, match=r"25 bytes does not fit 1024 .* 2048 are kept for the batch"
         ):
             producer.send(made, b"x")
-    with pytest.raises(InvalidSettingError, match="max_request_size is 2048.* from 4096 to"):
+    with pytest.raises(InvalidSettingError, match=r"max_request_size is 2048.* from 4096 to"):
         Producer(appliance.address, max_request_size=2048)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -500,3 +501,47 @@ def test_a_static_members_restart_moves_no_partition_and_its_name_is_its_own(
             )
             assert told.calls == []
             assert len(other.assignment()) == 2
+
+
+class Interrupt(BaseException):
+    """Raised in a listener, as a signal's handler raises KeyboardInterrupt."""
+
+
+def test_a_listener_that_a_signal_ends_is_called_once_more_before_anything_is_read(
+    appliance: EmbeddedAppliance, filled: str, keys: list[TopicPartition]
+) -> None:
+    """Its seeks were lost: the records before them were delivered, or those behind were not."""
+    ended: list[str] = []
+
+    def seek_at_the_second_call(kind: str, partitions: list[TopicPartition]) -> None:
+        if kind not in ended:
+            ended.append(kind)
+            raise Interrupt
+        if kind == "assigned":
+            for key in partitions:
+                first.seek(key, 90)
+
+    told = Remembers(seek_at_the_second_call)
+    first, second = member(appliance, filled), member(appliance, filled, filled)
+    read = list[Record]()
+
+    def read_with_signals() -> list[Record]:
+        try:
+            return first.poll(10)
+        except Interrupt:
+            return []
+
+    with first, second:
+        first.subscribe([filled], listener=told)
+        deadline = time.monotonic() + HANG_LIMIT_S
+        while len(read) < 40:
+            assert time.monotonic() < deadline
+            read += read_with_signals()
+        assert told.calls == [("assigned", keys)] * 2
+        assert {record.offset for record in read} == set(range(90, 100))
+        while len(second.assignment()) < 2 or len(first.assignment()) > 2:
+            assert time.monotonic() < deadline
+            read += read_with_signals()
+            read += second.poll(10)
+        assert told.calls[2:] == [("revoked", second.assignment())] * 2
+    assert len(read) == 40, "what was delivered was committed, and is not read once more"

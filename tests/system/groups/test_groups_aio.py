@@ -247,3 +247,36 @@ def test_a_task_that_waits_for_long_is_a_task_that_polls(
             await one.commit()
 
     run(main())
+
+
+def test_a_listener_whose_poll_is_cancelled_is_called_once_more_before_anything_is_read(
+    appliance: EmbeddedAppliance, filled: str
+) -> None:
+    """Its seeks were lost: the records before them were delivered, or those behind were not."""
+
+    async def main() -> list[Record]:
+        begun = asyncio.Event()
+
+        class Seeks(Remembers):
+            async def on_partitions_assigned(self, assigned: list[TopicPartition]) -> None:
+                await super().on_partitions_assigned(assigned)
+                if len(self.calls) == 1:
+                    begun.set()
+                    await asyncio.Event().wait()
+                for key in assigned:
+                    await consumer.seek(key, 45)
+
+        told = Seeks()
+        async with member(appliance, filled) as consumer:
+            await consumer.subscribe([filled], listener=told)
+            reading = asyncio.create_task(consumer.getone())
+            await begun.wait()
+            reading.cancel()
+            await asyncio.wait([reading])
+            assert reading.cancelled()
+            assert await consumer.assignment() == []
+            found = await read_until([consumer], 20)
+        assert [kind for kind, _ in told.calls] == ["assigned", "assigned", "revoked"]
+        return found
+
+    assert {record.offset for record in run(main())} == set(range(45, 50))

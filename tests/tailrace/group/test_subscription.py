@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -156,7 +157,26 @@ async def waiting(*given: object) -> None:
     raise AssertionError(given)
 
 
-@pytest.mark.parametrize("given", [(Waiting(), None), (None, waiting)])
+class Awaited:
+    """An object whose call is a coroutine."""
+
+    async def __call__(self, *given: object) -> None:
+        raise AssertionError(given)
+
+
+class WaitingCalls:
+    """A listener with such an object in the place of a method."""
+
+    on_partitions_revoked = Awaited()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        (Waiting(), None), (None, waiting), (WaitingCalls(), None), (None, Awaited()),
+        (None, partial(waiting, 1)), (None, partial(Awaited(), 1)), (None, Awaited().__call__),
+    ],
+)  # fmt: skip
 def test_coroutine_functions_are_refused_where_nothing_awaits_them(given: tuple[Any, Any]) -> None:
     """A consumer of threads called them and did not await what they returned: nothing happened."""
     with pytest.raises(InvalidRequestError, match="is the coroutine function"):

@@ -22,6 +22,7 @@ from tailrace.client.connections.steps import (
     run,
     run_at_once,
 )
+from tailrace.core.errors import InvalidRequestError
 
 T = TypeVar("T")
 
@@ -277,3 +278,13 @@ def test_invoke_says_what_is_to_be_called() -> None:
     steps = invoke(print, "a", "b")
     assert next(steps) == Invoke(print, ("a", "b"))
     steps.close()
+
+
+def test_a_coroutine_that_the_users_code_returns_is_refused_where_nothing_awaits_it() -> None:
+    """A lambda hides the coroutine function that it calls: nothing of it ran."""
+
+    async def waiting() -> None:
+        raise AssertionError
+
+    with pytest.raises(InvalidRequestError, match="waiting was called and returned a coroutine"):
+        run_at_once(invoke(lambda: waiting()))
