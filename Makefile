@@ -1,4 +1,5 @@
-# The whole set-up of a fresh machine with Python 3.11+ and a POSIX shell. A second run does no set-up again.
+# The whole set-up of a fresh machine with Python 3.11+ and a POSIX shell. A second run does no
+# set-up again.
 SHELL := /bin/sh
 PYTHON ?= python3
 VENV := .venv
@@ -7,7 +8,8 @@ STAMP := $(VENV)/.installed
 # Compiled once at set-up: 21,000 lines cost 112 ms uncompiled, 29 ms compiled.
 PACKAGES := tailrace shm workers netfront appliance spark_bridge
 
-# The compiled kernel, where a C compiler is; made again when its source or the version changes (docs/adr/0021).
+# The compiled kernel, where a C compiler is; made again when its source or the version changes
+# (docs/adr/0021).
 KERNEL := tailrace/kernel/.made
 BUILD_KERNEL = $(BIN)/python -P tailrace/kernel/build.py; touch $(KERNEL) 2>/dev/null || true
 PURE_TESTS := tests/tailrace/kernel tests/conformance \
@@ -22,9 +24,10 @@ PURE_TESTS := tests/tailrace/kernel tests/conformance \
 demo: $(KERNEL) java
 	@$(BIN)/python -P -m bench.demo
 
-# Tests that share a fixture stay in one process; each other one goes to the process that is free (tests/conftest.py).
-# Four processes for two cores: a test waits for disks, timers and other processes over half of its time. Six in
-# `make test`, whose tests are short: four of them left about a sixth of the CPU idle.
+# Tests that share a fixture stay in one process; each other one goes to the process that is free
+# (tests/conftest.py). Four processes for two cores: a test waits for disks, timers and other
+# processes over half of its time. Six in `make test`, whose tests are short: four of them left
+# about a sixth of the CPU idle.
 PROCESSES := 4
 # Each starts hundreds of interpreters: bytecode is kept though the environment may say otherwise.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -P -m pytest -n $(PROCESSES) --dist loadgroup --no-loadscope-reorder
@@ -42,18 +45,21 @@ test: PROCESSES := 6
 test: verify java services
 	$(PYTEST) -m "not long"
 
-# Before an issue is called done: everything, with new seeds, which are printed; SEED=1 takes those of an earlier run.
+# Before an issue is called done: everything, with new seeds, which are printed; SEED=1 takes those
+# of an earlier run.
 test-all: verify java services lakes packaging
 	SEED=$(SEED) $(PYTEST)
 	PYTHONPATH=$(LAKES) $(BIN)/python -P -m pytest tests/system/scans/test_export_tables.py
 	$(MAKE) test-pure
 
-# RUNS=10 times beside processes that burn all cores: no test may depend on the machine's speed. TESTS=tests/shm: only these.
+# RUNS=10 times beside processes that burn all cores: no test may depend on the machine's speed.
+# TESTS=tests/shm: only these.
 test-loaded: PROCESSES := 6
 test-loaded: verify java services
 	@$(BIN)/python -P tools/loaded_runs.py $(or $(RUNS),10) env $(PYTEST) -q -m "not long" $(TESTS)
 
-# Under a minute: what a change can break at once. BASE=main: what this branch has changed since it left there.
+# Under a minute: what a change can break at once. BASE=main: what this branch has changed since it
+# left there.
 check: verify
 	$(PYTEST) -q -m "not long and not spark" $$($(BIN)/python -P tools/changed_tests.py $(BASE))
 
@@ -90,8 +96,9 @@ torture-transactions: $(KERNEL)
 torture-spark: $(KERNEL) java
 	@$(BIN)/python -P -m tests.crash.spark_sink --kills $(or $(KILLS),50) --seed $(or $(SEED),1)
 
-# FUZZ=files, FUZZ=kafka, FUZZ=kafka-fields, FUZZ=strangers, FUZZ=programs: the other fuzzers. FUZZ=protocol: what clients send; ARGS='--strict --lines 4' also times the acks of the client beside it, for a machine that does
-# nothing else.
+# FUZZ=files, FUZZ=kafka, FUZZ=kafka-fields, FUZZ=strangers, FUZZ=programs: the other fuzzers.
+# FUZZ=protocol: what clients send; ARGS='--strict --lines 4' also times the acks of the client
+# beside it, for a machine that does nothing else.
 fuzz: $(KERNEL)
 	@$(BIN)/python -P -m tests.fuzz $(or $(FUZZ),protocol) $(or $(SECONDS),60) $(SEED) $(ARGS)
 
@@ -108,7 +115,8 @@ bench-peers: $(KERNEL)
 bench: $(KERNEL)
 	@$(BIN)/python -P -m bench.suite
 
-# Transactions beside the same work without them: ROUNDS=1 ONLY=commits,ids: a look at some parts; TOUCH=0.
+# Transactions beside the same work without them: ROUNDS=1 ONLY=commits,ids: a look at some parts;
+# TOUCH=0.
 bench-transactions: $(KERNEL)
 	@$(BIN)/python -P -m bench.transactional.transactions
 
@@ -124,13 +132,14 @@ bench-groups: $(KERNEL)
 	@$(PEERS_CLIENTS)
 	@$(BIN)/python -P -m bench.members.groups $(PARTS)
 
-# A member of a large group dies, ours and Kafka's: the first part of bench-groups alone. ARGS='--json --members 20 --partitions 100'
+# A member of a large group dies, ours and Kafka's: the first part of bench-groups alone.
+# ARGS='--json --members 20 --partitions 100'
 bench-rebalance: $(KERNEL)
 	@$(PEERS_CLIENTS)
 	@$(BIN)/python -P -m bench.members.rebalance $(ARGS)
 
-# PAIRS=2 CASES="sends acks": a look at some. And of bench-scale: BASE=COMMIT: the budget of that commit beside; WRITE_DOCS=1: into
-# docs; PARTS="budget model breadth": only these.
+# PAIRS=2 CASES="sends acks": a look at some. And of bench-scale: BASE=COMMIT: the budget of that
+# commit beside; WRITE_DOCS=1: into docs; PARTS="budget model breadth": only these.
 bench-pairs: $(KERNEL)
 	@$(BIN)/python -P -m bench.pairs $(or $(BASE),HEAD~1)
 
@@ -138,16 +147,19 @@ bench-scan: $(KERNEL)
 	@$(BIN)/python -P -m bench.reads.scan
 	@$(BIN)/python -P -m bench.reads.scan_latest
 
-# Micro-batches beside Spark's rate source, and how fresh a streaming query is; BATCHES and RECORDS make it shorter.
+# Micro-batches beside Spark's rate source, and how fresh a streaming query is; BATCHES and RECORDS
+# make it shorter.
 bench-spark-streaming: $(KERNEL) java
 	@$(BIN)/python -P -m bench.with_spark.spark_streaming
 
-# Spark reads a topic, and beside it Parquet files and Kafka, where Maven has it. ROWS=300000 TOUCH=0 for a look; PARTS="starts reads
-# executors": only these; WRITE_DOCS=1: a whole run into docs/measurements.md.
+# Spark reads a topic, and beside it Parquet files and Kafka, where Maven has it. ROWS=300000
+# TOUCH=0 for a look; PARTS="starts reads executors": only these; WRITE_DOCS=1: a whole run into
+# docs/measurements.md.
 bench-spark: $(KERNEL) java
 	@$(BIN)/python -P -m bench.with_spark.spark
 
-# Spark writes a topic, beside its noop sink and one that drops what it is given: ROWS=1000000 for a look, ARGS=--parts without Spark, ARGS=--batches for micro-batches.
+# Spark writes a topic, beside its noop sink and one that drops what it is given: ROWS=1000000 for a
+# look, ARGS=--parts without Spark, ARGS=--batches for micro-batches.
 bench-spark-sink: $(KERNEL) java
 	@$(BIN)/python -P -m bench.with_spark.spark_sink $(ARGS)
 
@@ -155,19 +167,23 @@ bench-spark-sink: $(KERNEL) java
 bench-wakeups: $(KERNEL)
 	@$(BIN)/python -P -m bench.stages.wakeups $(ARGS)
 
-# Cleaning, acknowledgements beside it, small batches. MB=500 ONLY=cleaning,foreground,small KAFKA=1.
+# Cleaning, acknowledgements beside it, small batches. MB=500 ONLY=cleaning,foreground,small
+# KAFKA=1.
 bench-compaction: $(KERNEL)
 	@$(BIN)/python -P -m bench.compaction
 
-# Encryption, users and rules against none, in pairs. ONLY=curve,rules,login,catalog,strangers ROUNDS=5 MB=32.
+# Encryption, users and rules against none, in pairs. ONLY=curve,rules,login,catalog,strangers
+# ROUNDS=5 MB=32.
 bench-security: $(KERNEL)
 	@$(BIN)/python -P -m bench.security
 
-# CPU and wake-ups of each thread of an appliance whose clients are silent. ARGS='--seconds 30 --clients 1 --partitions 1000 --json'.
+# CPU and wake-ups of each thread of an appliance whose clients are silent. ARGS='--seconds 30
+# --clients 1 --partitions 1000 --json'.
 bench-idle: $(KERNEL)
 	@$(BIN)/python -P -m bench.at_rest.idle $(ARGS)
 
-# Kafka's clients against the gateway and against Kafka, in turns. ONLY=producers,java,acks,connections,start,members,migrate ROUNDS=5 MB=1000.
+# Kafka's clients against the gateway and against Kafka, in turns.
+# ONLY=producers,java,acks,connections,start,members,migrate ROUNDS=5 MB=1000.
 bench-kafka: $(KERNEL)
 	@$(BIN)/python -P -m bench.peers.kafka_gateway
 
@@ -175,11 +191,13 @@ bench-kafka: $(KERNEL)
 bench-kafka-records: $(KERNEL)
 	@$(BIN)/python -P -m bench.stages.kafka_records $(ARGS)
 
-# Longest time without an acknowledgement while an appliance is restarted under load. ARGS='5 rolling': rounds, kinds.
+# Longest time without an acknowledgement while an appliance is restarted under load. ARGS='5
+# rolling': rounds, kinds.
 bench-restarts: $(KERNEL)
 	@$(BIN)/python -P -m bench.at_rest.restart_gap $(ARGS)
 
-# A restore of GB=10 beside dd, and what a running backup costs producers; for a machine that does nothing else.
+# A restore of GB=10 beside dd, and what a running backup costs producers; for a machine that does
+# nothing else.
 bench-restore: $(KERNEL)
 	@$(BIN)/python -P -m bench.at_rest.restore $(or $(GB),10) $(or $(ROUNDS),3)
 
@@ -215,12 +233,14 @@ $(LAKES)/.installed: $(STAMP) tests/lakes.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(LAKES) -r tests/lakes.txt
 	@touch $@
 
-# Spark's classes kept for this user's later sessions (docs/spark.md). Not part of demo and test: one session, or a suite's eight, gain no more than it takes.
+# Spark's classes kept for this user's later sessions (docs/spark.md). Not part of demo and test:
+# one session, or a suite's eight, gain no more than it takes.
 prepare-spark: $(KERNEL) java
 	@echo "tailrace: keeping Spark's classes for later sessions (half a minute, 160 MB)"
 	@$(BIN)/python -P -c "import spark_bridge; print('tailrace: they are in', spark_bridge.prepare())"
 
-# A Debian package, an RPM, wheels: into build/ (docs/install.md). The packages need the distribution's own Python 3.11.
+# A Debian package, an RPM, wheels: into build/ (docs/install.md). The packages need the
+# distribution's own Python 3.11.
 deb rpm:
 	@sh tools/build_package.sh $@
 

@@ -19,6 +19,7 @@ from tests.kit.processes import HANG_LIMIT_S
 from tests.kit.runs.documents import ROOT
 
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+PAGES = [path for path in DOCUMENTS if path.name != "CHANGELOG.md"]
 
 
 @pytest.mark.parametrize("name", ["groups.md", "queues.md", "guarantees.md", "limits.md"])
@@ -53,6 +54,16 @@ def test_a_document_begins_with_its_title_and_its_tables_are_whole(path: pathlib
         rows = [len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()]
         assert re.match(r"\|.*\n\|[-:| ]+\|(?:\n|$)", table), table[:200]
         assert len(set(rows)) == 1, table[:200]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_prose_has_lines_of_at_most_100_columns(path: pathlib.Path) -> None:
+    """Tables and programs have lines of any length, and so have lines of one long word."""
+    plain = re.sub(r"^ *```.*?^ *```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    plain = re.sub(r"^<!-- (.*) -->$.*?^<!-- /\1 -->$", "", plain, flags=re.DOTALL | re.MULTILINE)
+    for line in plain.splitlines():
+        is_one_word = max(map(len, line.split()), default=0) > 80
+        assert len(line) <= 100 or is_one_word or line.startswith(("|", "#", "    ")), line
 
 
 @functools.cache
