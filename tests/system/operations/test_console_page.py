@@ -333,6 +333,12 @@ def test_the_command_line_prints_the_address_with_the_token(
     }
 
 
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+
 @pytest.mark.slow_because("a browser starts")
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not here (Debian: chromium)")
 def test_a_browser_shows_sections_browses_records_and_runs_no_script_of_a_record(
@@ -341,13 +347,9 @@ def test_a_browser_shows_sections_browses_records_and_runs_no_script_of_a_record
     from playwright.sync_api import sync_playwright
 
     writes = os.environ.get("TAILRACE_WRITE_DOCS") == "1"
-    arguments = [
-        "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-        "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    ]  # fmt: skip
     faults: list[str] = []
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         try:
             tab = browser.new_page(viewport={"width": 1100, "height": 700})
             tab.set_default_timeout(HANG_LIMIT_S * 1000)
@@ -406,6 +408,112 @@ def test_a_browser_shows_sections_browses_records_and_runs_no_script_of_a_record
             browser.close()
     refused = [fault for fault in faults if "400" not in fault]
     assert refused == []
+
+
+LOW_CONTRAST = """() => {
+  const channels = (color) => color.match(/[0-9.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
+    .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const color = channels(getComputedStyle(at).backgroundColor);
+      if (color.length === 3 || color[3] === 1) return color;
+    }
+    return [255, 255, 255];
+  };
+  const low = [];
+  let seen = 0;
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || !element.checkVisibility() || element.disabled) continue;
+    const style = getComputedStyle(element), size = parseFloat(style.fontSize);
+    const [a, b] = [light(channels(style.color)), light(behind(element))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    const isLarge = size >= 24 || (size >= 18.66 && style.fontWeight >= 700);
+    seen += 1;
+    if (ratio < (isLarge ? 3 : 4.5)) {
+      low.push(`${element.tagName} ${walker.currentNode.data.trim()} ${ratio.toFixed(2)}`);
+    }
+  }
+  return [seen, low];
+}"""
+"""Texts below the contrast of WCAG 2.2 AA (1.4.3) beside the number of all texts that are shown."""
+
+
+@pytest.mark.slow_because("a browser starts")
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not here (Debian: chromium)")
+def test_every_text_has_the_contrast_of_wcag_aa_in_both_themes(page: Page) -> None:
+    from playwright.sync_api import sync_playwright
+
+    sections = ("", "topics", "topics/orders", "topics/flights", "groups", "delays",
+                "transactions", "processes", "sql")  # fmt: skip
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        try:
+            for theme in ("light", "dark"):
+                tab = browser.new_context(color_scheme=theme).new_page()
+                tab.set_default_timeout(HANG_LIMIT_S * 1000)
+                tab.goto(f"{page.address}/#token={page.token}")
+                tab.wait_for_selector("#link.live")
+                backgrounds = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+                assert (backgrounds == "rgb(255, 255, 255)") == (theme == "light")
+                for section in sections:
+                    tab.goto(f"{page.address}/#/{section}")
+                    tab.wait_for_selector("main h1")
+                    seen, low = tab.evaluate(LOW_CONTRAST)
+                    assert seen > 10, section
+                    assert low == [], (theme, section)
+        finally:
+            browser.close()
+
+
+CHANGED_ROWS = """() => {
+  window.changed = new Set();
+  const body = document.querySelector("main tbody");
+  new MutationObserver((records) => {
+    for (const { target } of records) {
+      const element = target.nodeType === 1 ? target : target.parentElement;
+      window.changed.add(element.closest("tr")?.innerText.split("\\t")[0] ?? "the table");
+    }
+  }).observe(body, { subtree: true, childList: true, characterData: true });
+  return body.rows.length;
+}"""
+"""Note the first cell of each row that changes from now on; the number of rows."""
+
+
+@pytest.mark.slow_because("a browser starts")
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not here (Debian: chromium)")
+def test_a_thousand_topics_cost_a_change_its_own_row_alone() -> None:
+    """A tick with one changed topic writes into one row; rows out of sight are not laid out."""
+    from playwright.sync_api import sync_playwright
+
+    running = start_embedded(settings={"http.listen": "127.0.0.1:0"})
+    try:
+        with Admin(running.address) as admin:
+            admin.create_topics([NewTopic(f"t{number:03d}", 1) for number in range(1_000)])
+        with sync_playwright() as playwright, Producer(running.address) as producer:
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+            try:
+                tab = browser.new_page()
+                tab.set_default_timeout(HANG_LIMIT_S * 1000)
+                tab.goto(f"{console_of(running)}/#/topics")
+                rows = "document.querySelectorAll('main tbody tr').length"
+                wait_until(lambda: tab.evaluate(rows) == 1_000, "all topics are shown")
+                style = "getComputedStyle(document.querySelector('tbody tr')).contentVisibility"
+                assert tab.evaluate(style) == "auto"
+                assert tab.evaluate(CHANGED_ROWS) == 1_000
+                producer.send("t500", b"x").result(HANG_LIMIT_S)
+                changed = "[...window.changed]"
+                wait_until(lambda: "t500" in tab.evaluate(changed), "the page shows the record")
+                assert tab.evaluate(changed) == ["t500"]
+                tab.fill("input[type=search]", "t99")
+                wait_until(lambda: tab.evaluate(rows) == 10, "ten topics have the word")
+            finally:
+                browser.close()
+    finally:
+        running.stop()
 
 
 def _shot(tab: Any, name: str, writes: bool) -> None:

@@ -73,7 +73,7 @@ export class Table {
       this.body.append(row.element);
     }
     values.forEach((value, place) => {
-      if (row.values[place] === value && !(value instanceof Node)) return;
+      if (row.values[place] === value) return;
       row.values[place] = value;
       row.cells[place].replaceChildren(value instanceof Node ? value : String(value ?? "–"));
     });
