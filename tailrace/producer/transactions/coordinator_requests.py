@@ -25,8 +25,15 @@ _REPEATED = frozenset({ErrorCode.STORAGE_ERROR, ErrorCode.INTERNAL_ERROR}) | fro
     code for code in ErrorCode if ERROR_TABLE[code].retriable
 )
 """Codes after which the outcome is not known, or the appliance did nothing."""
+COMMITTED = "commit"
 IDENTITY = ("producer_id", "producer_epoch")
 PREPARE = "prepare"
+
+
+class NotCarriedOutError(RequestTimeoutError):
+    """The newest response of a request that was repeated in vain."""
+
+    answered_code = ErrorCode.OK
 
 
 def asked(
@@ -55,13 +62,25 @@ def repeated(
             return response
         repeat_at_ns = sender_thread.now_ns() + pause_ns
         if repeat_at_ns >= deadline_ns:
-            raise RequestTimeoutError(
+            error = NotCarriedOutError(
                 f"{api.name} could not be carried out in time: {response.detail()} "
                 f"[{response.code.name}]"
             )
+            error.answered_code = response.code
+            raise error
         while sender_thread.now_ns() < repeat_at_ns:
             yield Wait(repeat_at_ns)
         pause_ns = min(PAUSE_MAX_NS, 2 * pause_ns)
+
+
+def is_committed_in(response: Response) -> bool:
+    """True if the response to an abort says that the transaction was committed before."""
+    if response.code is not ErrorCode.INVALID_TRANSACTION:
+        return False
+    try:
+        return decode_answer(Api.END_TRANSACTION, response).get("outcome") == COMMITTED
+    except TailraceError:
+        return False
 
 
 def tag_in(answer: dict[str, Any]) -> str | None:

@@ -45,8 +45,10 @@ from tailrace.producer.transactions.branches.creation import create_branches
 from tailrace.producer.transactions.content import add_acknowledgements, add_offsets, end_body
 from tailrace.producer.transactions.coordinator_requests import (
     IDENTITY,
+    NotCarriedOutError,
     asked,
     following_in,
+    is_committed_in,
     numbers_in,
     repeated,
     tag_in,
@@ -67,6 +69,13 @@ SHORT_ABORT_S = 5.0
 transaction_timeout_ms makes it otherwise.
 """
 _NOT_CURRENT = frozenset({ErrorCode.UNKNOWN_TRANSACTIONAL_ID, ErrorCode.INVALID_TRANSACTION})
+
+
+def _not_known(error: TailraceError) -> str:
+    return (
+        "the outcome of the commit is not known: call commit_transaction() again, which finds it "
+        f"out ({error.detail})"
+    )
 
 
 class Transactions:
@@ -264,11 +273,19 @@ class Transactions:
             return
         try:
             response = yield from self._end("commit", deadline_ns)
-        except (RequestTimeoutError, NotReachableError) as error:
+        except NotCarriedOutError as error:
+            is_in_the_way = (
+                error.answered_code is ErrorCode.CONCURRENT_TRANSACTIONS
+                and sender_thread.do(state.wait_for_another)
+            )
             raise RequestTimeoutError(
-                "the outcome of the commit is not known: call commit_transaction() again, which "
-                f"finds it out ({error.detail})"
+                "another transaction is in the way of the commit, and nothing is decided: call "
+                f"commit_transaction() again, or abort_transaction() ({error.detail})"
+                if is_in_the_way
+                else _not_known(error)
             ) from error
+        except (RequestTimeoutError, NotReachableError) as error:
+            raise RequestTimeoutError(_not_known(error)) from error
         if response.code is ErrorCode.OK:
             answer = decode_answer(Api.END_TRANSACTION, response)
             if answer.get("outcome") != "abort":
@@ -342,6 +359,11 @@ class Transactions:
             if following is not None:
                 sender_thread.do(self._answered, "abort", *following)
                 return
+        elif is_committed_in(response):
+            following = following_in(response)
+            if following is not None:
+                sender_thread.do(self._answered, "commit", *following)
+            raise InvalidTransactionError(response.detail())
         elif code not in _NOT_CURRENT:
             raise error_for(code, response.detail(), response.correlation_id)
         sender_thread.do(self._state.forgotten)
@@ -406,7 +428,7 @@ class Transactions:
         """Abort what is open, as well as it can be done within `timeout_s`: the producer ends. A
         block that it belongs to raises at its end.
         """
-        if self._state.state in (State.OPEN, State.ABORTABLE):
+        if self._state.state in (State.OPEN, State.ABORTABLE, State.WAITING):
             self._is_abandoned = True
         return self._abort_quietly(
             SHORT_ABORT_S if timeout_s is None else min(timeout_s, SHORT_ABORT_S)

@@ -15,9 +15,10 @@
 
 DECIDING: END_TRANSACTION may have been sent, and its response is not known. A commit may be
 repeated there until it is known, and nothing else is allowed: an abort could meet a commit that is
-durable already. PREPARING: the transaction may be prepared, and the response is not known. It may
-be repeated, or aborted. PREPARED: only the decision is left. A producer that becomes the owner of
-an id with a prepared transaction begins there.
+durable already. WAITING: the response was that another transaction is in its way, and nothing is
+decided. It may be repeated, or aborted. PREPARING: the transaction may be prepared, and the
+response is not known. It may be repeated, or aborted. PREPARED: only the decision is left. A
+producer that becomes the owner of an id with a prepared transaction begins there.
 
 Owner: a Producer. Changed under its lock.
 Invariants:
@@ -62,6 +63,7 @@ class State(Enum):
     ABORTABLE = "the transaction has to be aborted"
     COMMITTING = "the transaction is being committed"
     DECIDING = "the outcome of the commit is not known"
+    WAITING = "the commit waits for another transaction"
     ABORTING = "the transaction is being aborted"
     PREPARING = "it is not known whether the transaction is prepared"
     PREPARED = "the transaction is prepared"
@@ -93,8 +95,10 @@ ALLOWED: dict[Call, frozenset[State]] = {
     Call.ACKNOWLEDGEMENTS: frozenset({_S.OPEN}),
     Call.BRANCHES: frozenset({_S.OPEN}),
     Call.DELAYS: frozenset({_S.OPEN}),
-    Call.COMMIT: frozenset({_S.OPEN, _S.DECIDING, _S.PREPARED}),
-    Call.ABORT: frozenset({_S.OPEN, _S.ABORTABLE, _S.ABORTING, _S.PREPARING, _S.PREPARED}),
+    Call.COMMIT: frozenset({_S.OPEN, _S.DECIDING, _S.WAITING, _S.PREPARED}),
+    Call.ABORT: frozenset(
+        {_S.OPEN, _S.ABORTABLE, _S.WAITING, _S.ABORTING, _S.PREPARING, _S.PREPARED}
+    ),
     Call.PREPARE: frozenset({_S.OPEN, _S.PREPARING, _S.PREPARED}),
     Call.COMPLETE: frozenset({_S.READY, _S.PREPARED}),
 }
@@ -108,6 +112,7 @@ _ADVICE: dict[State, str] = {
     _S.ABORTABLE: "call abort_transaction()",
     _S.COMMITTING: "another thread or task is in commit_transaction(); wait for it",
     _S.DECIDING: "call commit_transaction() again, which finds it out",
+    _S.WAITING: "call commit_transaction() again, or abort_transaction()",
     _S.ABORTING: "call abort_transaction() again, which finishes it",
     _S.PREPARING: "call prepare_transaction() again, or abort_transaction()",
     _S.PREPARED: "call commit_transaction(), abort_transaction() or complete_transaction() first",
@@ -347,7 +352,7 @@ class TransactionState:
         """Have the commit name these branches. A repeated commit names the same. Raises
         InvalidTransactionError.
         """
-        if self._phase in (State.DECIDING, State.PREPARING, State.PREPARED):
+        if self._phase in (State.DECIDING, State.WAITING, State.PREPARING, State.PREPARED):
             if named is not None and set(named) != set(self.branches):
                 raise InvalidTransactionError(
                     "the transaction named other branches before: repeat the call with the same, "
@@ -378,6 +383,14 @@ class TransactionState:
     def decide(self) -> None:
         """END_TRANSACTION may be sent from now on."""
         self._phase = State.DECIDING
+
+    def wait_for_another(self) -> bool:
+        """Another transaction is in the way of the commit, and nothing is decided. False for a
+        prepared one, which stays so until its decision is known.
+        """
+        if self.prepared is None:
+            self._phase = State.WAITING
+        return self.prepared is None
 
     def begin_abort(self) -> None:
         """Nothing of the transaction is sent any more."""

@@ -159,6 +159,55 @@ def test_a_commit_without_an_answer_is_repeated_by_the_program_until_it_is_known
 
 
 @SCRIPTED
+@pytest.mark.parametrize("then", ["commit", "abort"])
+def test_a_commit_that_another_transaction_is_in_the_way_of_is_repeated_or_aborted(
+    world: ScriptedWorld, then: str
+) -> None:
+    """A prepared transaction has offsets of the same group, perhaps for days."""
+
+    async def body(made: Made) -> None:
+        producer = made.producer
+        await producer.begin_transaction()
+        await made.send(b"x")
+        made.front.plan[END].extend([ErrorCode.CONCURRENT_TRANSACTIONS] * 200)
+        for _ in range(2):
+            with pytest.raises(RequestTimeoutError, match=r"in the way.* nothing is decided"):
+                await producer.commit_transaction(CLOSE_S)
+        assert made.state.state is State.WAITING
+        for call in (producer.begin_transaction, lambda: producer.send("t", b"y", partition=0)):
+            with pytest.raises(InvalidTransactionError, match=r"again, or abort_transaction\(\)"):
+                await call()
+        made.front.plan[END].clear()
+        await (producer.commit_transaction() if then == "commit" else producer.abort_transaction())
+        assert made.front.committed() == ([b"x"] if then == "commit" else [])
+        async with producer.transaction():
+            await made.send(b"next")
+        assert made.front.committed()[-1:] == [b"next"]
+
+    world.run(body)
+
+
+@SCRIPTED
+def test_a_block_that_another_transaction_is_in_the_way_of_is_aborted_and_may_be_repeated(
+    world: ScriptedWorld,
+) -> None:
+    async def body(made: Made) -> None:
+        async def block() -> None:
+            async with made.producer.transaction():
+                await made.send(b"x")
+
+        made.front.is_in_the_way = True
+        with pytest.raises(RequestTimeoutError, match="nothing is decided"):
+            await block()
+        assert made.front.aborted() == [b"x"]
+        made.front.is_in_the_way = False
+        await block()
+        assert made.front.committed() == [b"x"]
+
+    world.run(body, max_block_ms=60)
+
+
+@SCRIPTED
 def test_an_abort_without_an_answer_is_repeated_by_the_program(world: ScriptedWorld) -> None:
     async def body(made: Made) -> None:
         producer = made.producer

@@ -286,6 +286,30 @@ def test_completing_what_was_decided_before_finds_its_outcome(world: ScriptedWor
 
 
 @SCRIPTED
+@pytest.mark.parametrize("call", ["abort", "complete"])
+def test_what_an_operator_has_committed_is_never_taken_for_aborted(
+    world: ScriptedWorld, call: str
+) -> None:
+    async def body(made: Made) -> None:
+        producer = made.producer
+        await prepare(made)
+        made.front.commit_by("operator")
+        with pytest.raises(InvalidTransactionError, match="was committed before"):
+            await (
+                producer.abort_transaction()
+                if call == "abort"
+                else producer.complete_transaction(None)
+            )
+        assert made.front.committed() == [b"row"]
+        await producer.commit_transaction()
+        async with producer.transaction():
+            await made.send(b"next")
+        assert made.front.committed() == [b"row", b"next"]
+
+    world.run(body)
+
+
+@SCRIPTED
 def test_complete_does_not_fit_an_open_transaction(world: ScriptedWorld) -> None:
     async def body(made: Made) -> None:
         with pytest.raises(InvalidTransactionError, match=r"complete_transaction\(\) does not fit"):

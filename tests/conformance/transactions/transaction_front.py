@@ -93,6 +93,8 @@ class TransactionFront(LoggingFront):
         self.is_late = False
         """Answers wait until `deliver`."""
         self._late: list[list[bytes]] = []
+        self.is_in_the_way = False
+        """True while another transaction keeps every commit from being decided."""
         self._taken: dict[tuple[int, int], list[tuple[int, bytes]]] = {}
         """(producer id, epoch) -> (partition, value) of its records."""
 
@@ -161,6 +163,11 @@ class TransactionFront(LoggingFront):
     def abort_by(self, by: str) -> None:
         """The appliance aborts what is open."""
         self._decide("abort", by)
+
+    def commit_by(self, by: str) -> None:
+        """An operator commits what is prepared."""
+        assert self.prepared is not None
+        self._decide("commit", by)
 
     def take_over(self) -> None:
         """Another producer becomes the owner of the id."""
@@ -242,14 +249,23 @@ class TransactionFront(LoggingFront):
         asked = request["producer_id"], request["producer_epoch"]
         last = self.decisions[-1]
         if asked == (last.producer_id, last.epoch):
-            if last.by != "owner":
+            if last.by != "owner" and last.outcome == "abort":
                 raise Refused(
                     ErrorCode.TRANSACTION_ABORTED, f"aborted by {last.by}", **self._following()
+                )
+            if (last.outcome, request["outcome"]) == ("commit", "abort"):
+                raise Refused(
+                    ErrorCode.INVALID_TRANSACTION,
+                    "the transaction was committed before, it cannot be aborted",
+                    outcome="commit",
+                    **self._following(),
                 )
             return {"outcome": last.outcome, **self._following()}
         if asked != (self.producer_id, self.registered):
             raise Refused(ErrorCode.INVALID_TRANSACTION, "this epoch is not the current one")
         outcome, prepared = request["outcome"], self.prepared
+        if self.is_in_the_way and outcome == "commit":
+            raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS, "another one has the offset")
         if outcome == "prepare":
             assert prepared in (None, request), "a repeated request is the same"
             self.prepared = request
