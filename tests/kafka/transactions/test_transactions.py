@@ -485,12 +485,40 @@ def test_an_offset_that_cannot_be_committed_is_refused_before_the_commit(
         wait_until(
             lambda: one.send_offset(group, topic, 1) == KafkaError.NONE, "the record is durable"
         )
-        for offset in (-1, -5, 2, 2**63 - 1):
+        for offset in (-1, -5, 2**62 + 1, 2**63 - 1):
             assert one.send_offset(group, topic, offset) == KafkaError.OFFSET_OUT_OF_RANGE
         for name in ("", "x" * 300):
             assert one.send_offset(name, topic, 0) == KafkaError.INVALID_GROUP_ID
         assert one.end(True) == 0
         wait_until(lambda: offset_of(client, group, topic) == (1, 0), "the offset is committed")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_offset_beyond_its_log_aborts_the_commit_alone(
+    appliance: EmbeddedAppliance, gateway: str, version: int
+) -> None:
+    """It was refused when it was sent, which ended kafka-python's producer: it sends one in a
+    transaction that it aborts.
+    """
+    topic, group = f"beyond-{version}", f"g-beyond-{version}"
+    topic_id, late_id = make(appliance, topic), make(appliance, f"{topic}-late")
+    aborted = KafkaError.TRANSACTION_ABORTABLE if version == 2 else KafkaError.INVALID_TXN_STATE
+    with owner(gateway, topic, version) as one, RawKafka(gateway) as client:
+        for offset in (100, 2**62):
+            for commits in (False, True):
+                assert one.send_offset(group, topic, offset) == 0
+                if commits:
+                    assert one.write(topic, topic_id, b"aborted") == 0
+                    assert one.end(True) == aborted
+                assert one.end(False) == 0
+                assert offset_of(client, group, topic) == (-1, 0)
+        late = f"{topic}-late"
+        assert one.send_offset(group, late, 1) == 0, "of a record that comes until the commit"
+        assert one.write(late, late_id, b"0") == 0
+        assert one.write(topic, topic_id, b"0", sequence=0) == 0
+        assert one.end(True) == 0
+        wait_until(lambda: offset_of(client, group, late) == (1, 0), "the offset is committed")
+    assert committed(appliance, topic, 1) == [b"0"]
 
 
 def test_a_producers_id_comes_with_its_epoch(gateway: str) -> None:

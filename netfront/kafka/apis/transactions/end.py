@@ -20,8 +20,8 @@ OFFSET_ERRORS = (
     ErrorCode.UNKNOWN_GROUP, ErrorCode.UNKNOWN_MEMBER, ErrorCode.FENCED_MEMBER,
     ErrorCode.PARTITION_NOT_OWNED, ErrorCode.OFFSET_OUT_OF_RANGE,
 )  # fmt: skip
-"""The member whose offsets a transaction has is no member any more, or has lost a partition; or the
-log has lost its end.
+"""The member whose offsets a transaction has is no member any more, or has lost a partition; or an
+offset is beyond its log. The transaction is aborted then.
 """
 OUTCOMES = (ErrorCode.OK, ErrorCode.TRANSACTION_ABORTED, ErrorCode.INVALID_TRANSACTION)
 """Answers that may have the outcome of a transaction and the next one's producer id and epoch."""
@@ -56,6 +56,10 @@ def end_transaction(call: Call) -> Steps:
         pending_ms = max(found.timeout_ms, COMMIT_PENDING_MS)
         found.offsets_until_ns = call.services.now_ns + pending_ms * MS
     answer = yield call.ask(Api.END_TRANSACTION, asked)
+    if commits and answer.code is ErrorCode.OFFSET_OUT_OF_RANGE:
+        del asked["offsets"]
+        asked["outcome"] = "abort"
+        answer = yield call.ask(Api.END_TRANSACTION, asked)
     following = answer.json() if answer.code in OUTCOMES else {}
     if "producer_id" in following:
         # An earlier commit of this transaction, which had all its offsets, may have gone through.

@@ -2,8 +2,10 @@
 
 Invariants:
 - The producer keeps offsets after the coordinator has them. All others are refused and forgotten.
-- What the commit would refuse for itself is refused here: a group that cannot be, an offset beyond
-  the log, long metadata. A refusal at the commit leaves the transaction open.
+- What the commit would refuse for itself is refused here: a group that cannot be, an offset that no
+  log can have, long metadata. A refusal at the commit leaves the transaction open.
+- An offset beyond the log is kept: its records may come until the commit, or the transaction may be
+  aborted. Else the commit aborts it.
 - Of a producer one request waits for the coordinator, whose text has the offsets of all before it.
 """
 
@@ -31,6 +33,8 @@ from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
 
 VERSION_2_OFFSETS = 5
+OFFSET_MAX = 1 << 62
+"""The largest offset that the process of groups takes."""
 
 
 def commit_offsets(call: Call) -> Steps:
@@ -142,8 +146,7 @@ def _keep_offset(
     offset, metadata = partition["committed_offset"], partition["committed_metadata"] or ""
     if len(metadata.encode("utf-8", "replace")) > METADATA_MAX:
         return KafkaError.OFFSET_METADATA_TOO_LARGE
-    end = call.services.front.log_bounds.shown_offsets(route)[1]
-    if offset < 0 or 0 <= end < offset:
+    if not 0 <= offset <= OFFSET_MAX:
         return KafkaError.OFFSET_OUT_OF_RANGE
     epoch = our_epoch(call, place, partition)
     if epoch == OF_DELETED or is_of_deleted_topic(call, place, committer.member_id):
