@@ -30,7 +30,6 @@ begun.
 LEASES_MAX_NS = 3_600_000_000_000
 """Longest wait for readers' leases."""
 REPEAT_NS = 5_000_000_000
-LAST_VERSION = (1 << 63) - 1
 WAITS_FOR_READERS = "readers need the former files"
 WAITS_FOR_TRANSACTIONS = "transactions that were open when it moved have not ended there"
 WAITS_FOR_FILES = (
@@ -82,7 +81,7 @@ class FormerFiles:
         ):
             return 0
         worker = self._worker(each, topics)
-        shown = topics or [_unknown_topic(part) for part in each.parts]
+        shown = topics or [_unknown_topic(part, self._next_version(part)) for part in each.parts]
         left = self._left(each)
         for topic, part in zip(shown, each.parts, strict=True):
             if part in left:
@@ -101,6 +100,13 @@ class FormerFiles:
     def _is_removed(self, part: Part) -> bool:
         state = self._publisher.table(part.former).read(part.former.slot)
         return state.state is SlotState.DELETED and state.topic_id == part.topic_id
+
+    def _next_version(self, part: Part) -> int:
+        """A version that no process there has: the end of an earlier one would be ignored. A topic
+        that comes back has a later one, so no change of it is taken for carried out by this end.
+        """
+        state = self._publisher.table(part.former).read(part.former.slot)
+        return state.applied_version + 1 if state.topic_id == part.topic_id else 0
 
     def _worker(self, each: Move, topics: list[Topic]) -> int:
         topic = topics[0] if topics else _unknown_topic(each.parts[0])
@@ -125,8 +131,6 @@ class FormerFiles:
         )
 
 
-def _unknown_topic(each: Part) -> Topic:
-    """Stand-in for a deleted topic, with what the end of a partition needs. No process knows a
-    later version: an end of an earlier one would be ignored.
-    """
-    return Topic(each.topic_id, each.name, "deleting", LAST_VERSION, False, 0, b"", {}, (), 0)
+def _unknown_topic(each: Part, version: int = 0) -> Topic:
+    """Stand-in for a deleted topic, with what the end of a partition needs."""
+    return Topic(each.topic_id, each.name, "deleting", version, False, 0, b"", {}, (), 0)

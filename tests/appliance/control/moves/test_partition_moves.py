@@ -41,6 +41,7 @@ class Arrived:
         self.decided: list[str] = []
         self.table = PartitionTable(simulated(RegionKind.TABLE, TableLayout(16).size, 16))
         self.left: list[PartitionRow] = []
+        self.left_versions: list[int] = []
         self.leases = {"reader"}
         self.topics = {"t": Topic(TOPIC_ID, "t", "active", 1, False, 0, b"", {}, (PRESENT,), 0)}
         self.show(FORMER.slot, end=10, stable=4)
@@ -55,7 +56,7 @@ class Arrived:
             ),
             table=lambda _: self.table,
             have_readers_caught_up=lambda: True,
-            publish_left=lambda _topic, row, _worker: self.left.append(row),
+            publish_left=self.publish_left,
             departing={},
             to=lambda *_: None,
         )
@@ -75,6 +76,10 @@ class Arrived:
             catalog, rows, self.topics, publisher, changes, leases, host_view, 0
         )
         self.moves.step(1)
+
+    def publish_left(self, topic: Topic, row: PartitionRow, _worker: int) -> None:
+        self.left.append(row)
+        self.left_versions.append(topic.version)
 
     def decide(self, decision: str, topic: Topic, place: PartitionRow = PRESENT) -> Topic:
         """Decide a change in the catalog, which the flushers have carried out at once."""
@@ -130,6 +135,7 @@ def test_the_former_slot_waits_for_transactions_without_end_and_not_for_a_delete
     del arrived.topics["t"]
     arrived.moves.step(2 * KEPT_NS)
     assert arrived.left == [FORMER]
+    assert arrived.left_versions == [2], "its flusher has version 1, and ignores what is before it"
 
 
 def test_the_former_place_is_fed_to_its_worker_until_its_end_is_sent() -> None:
