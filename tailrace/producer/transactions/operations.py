@@ -366,7 +366,18 @@ class Transactions:
             raise InvalidTransactionError(response.detail())
         elif code not in _NOT_CURRENT:
             raise error_for(code, response.detail(), response.correlation_id)
-        sender_thread.do(self._state.forgotten)
+        was_prepared = sender_thread.do(self._forget)
+        if was_prepared:
+            raise InvalidTransactionError(
+                "it is not known how the prepared transaction has ended, since others have decided "
+                f"about the id meanwhile: {response.detail()}"
+            )
+
+    def _forget(self) -> bool:
+        """The appliance does not know the transaction. True if others could have committed it."""
+        was_prepared = self._state.prepared is not None
+        self._state.forgotten()
+        return was_prepared
 
     def _begin_abort(self) -> bool:
         """Give up what is not acknowledged. True: the appliance need not be asked."""

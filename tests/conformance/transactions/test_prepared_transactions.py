@@ -310,6 +310,29 @@ def test_what_an_operator_has_committed_is_never_taken_for_aborted(
 
 
 @SCRIPTED
+@pytest.mark.parametrize("call", ["abort", "complete"])
+def test_an_abort_of_a_prepared_transaction_whose_end_is_not_known_says_so(
+    world: ScriptedWorld, call: str
+) -> None:
+    async def body(made: Made) -> None:
+        producer = made.producer
+        await prepare(made)
+        made.front.commit_by("operator")
+        made.front.is_forgotten = True  # its id was unused for long
+        with pytest.raises(InvalidTransactionError, match="not known how the prepared"):
+            await (
+                producer.abort_transaction()
+                if call == "abort"
+                else producer.complete_transaction(None)
+            )
+        async with producer.transaction():
+            await made.send(b"next")
+        assert made.front.committed() == [b"row", b"next"]
+
+    world.run(body)
+
+
+@SCRIPTED
 def test_complete_does_not_fit_an_open_transaction(world: ScriptedWorld) -> None:
     async def body(made: Made) -> None:
         with pytest.raises(InvalidTransactionError, match=r"complete_transaction\(\) does not fit"):
