@@ -7,10 +7,12 @@ import resource
 import shutil
 import struct
 import subprocess
+import sys
 
 import psutil
 import pytest
 
+from appliance.supervise.processes.child_processes import MODULES
 from netfront.kafka.apis.call import NODE_ID
 from netfront.kafka.apis.cluster.features import FEATURES
 from netfront.kafka.apis.table import APIS
@@ -18,12 +20,16 @@ from netfront.kafka.wire.decoding import Reader, decode, response_reader
 from netfront.kafka.wire.definitions import definition
 from netfront.kafka.wire.errors import KafkaError
 from tailrace import Admin, NewTopic
-from tailrace.embedded_appliance import EmbeddedAppliance
+from tailrace.embedded_appliance import EmbeddedAppliance, embedded
 from tests.kit.peers.raw_kafka import API_VERSIONS, RawKafka, kill_gateway
 from tests.kit.processes import HANG_LIMIT_S, children, stopped
 
-METADATA, PARTITIONS = 3, 75
+PRODUCE, METADATA, FIND_COORDINATOR, JOIN_GROUP, PARTITIONS = 0, 3, 10, 11, 75
 ALL = {"topics": None}
+LOADED = """import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+print([name for name in sys.modules if name.startswith("netfront.kafka")])"""
 
 
 def gateway_pid(appliance: EmbeddedAppliance) -> int:
@@ -164,9 +170,12 @@ def test_pipelined_requests_are_answered_in_order(gateway: str) -> None:
         struct.pack(">ihhih", 14, METADATA, 1, 1, -1) + b"\x7f\xff\xff\xff",
         struct.pack(">ihhih", 10, METADATA, 9, 1, 30_000),
         struct.pack(">i", -5),
+        struct.pack(">ihhih", 100 << 20, PRODUCE, 9, 1, -1),
+        struct.pack(">ihhih", 10 << 20, JOIN_GROUP, 9, 1, -1),
     ],
-    ids=["http", "tls", "unknown-api", "unknown-version", "count", "client-id", "negative"],
-)
+    ids=["http", "tls", "unknown-api", "unknown-version", "count", "client-id", "negative",
+         "produce-of-100-megabytes", "join-of-10-megabytes"],
+)  # fmt: skip
 def test_bytes_that_are_no_request_end_their_connection_alone(
     appliance: EmbeddedAppliance, gateway: str, data: bytes
 ) -> None:
@@ -176,6 +185,32 @@ def test_bytes_that_are_no_request_end_their_connection_alone(
         assert client.receive_bytes() is None
         assert other.ask(METADATA, 1, ALL)["brokers"]
     assert gateway_pid(appliance) == pid
+
+
+def test_without_its_setting_there_is_no_gateway_and_nothing_of_it_is_loaded() -> None:
+    with embedded() as running:
+        assert not [name for name in children(running) if name.startswith("tr-kafka")]
+        assert running.kafka_addresses == []
+    parts = ["appliance.supervise.supervisor", "appliance.supervise.processes.zygote"]
+    parts += MODULES.values()
+    said = subprocess.run(
+        [sys.executable, "-P", "-c", LOADED, *parts],
+        capture_output=True, text=True, check=True, timeout=HANG_LIMIT_S,
+    ).stdout  # fmt: skip
+    assert said == "[]\n"
+
+
+def test_clients_are_told_the_advertised_address() -> None:
+    settings = {"kafka.listen": "127.0.0.1:0", "kafka.advertised": "kafka.example.com:19092"}
+    with (
+        embedded(settings=settings) as running,
+        RawKafka(running.kafka_addresses[0]) as client,
+    ):
+        (broker,) = client.ask(METADATA, 9, ALL)["brokers"]
+        assert (broker["host"], broker["port"]) == ("kafka.example.com", 19092)
+        asked = {"key_type": 0, "coordinator_keys": ["g"]}
+        (coordinator,) = client.ask(FIND_COORDINATOR, 4, asked)["coordinators"]
+        assert (coordinator["host"], coordinator["port"]) == ("kafka.example.com", 19092)
 
 
 def test_a_killed_gateway_comes_back_at_its_port(
