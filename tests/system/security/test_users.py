@@ -118,6 +118,19 @@ def test_an_unknown_key_is_refused_with_a_sentence(users: Users) -> None:
     assert "does not know the key" in refusal(address)
 
 
+def test_a_key_without_its_secret_tells_nothing_of_who_has_it(users: Users) -> None:
+    """The handshake fails before the appliance looks for the key, whether a user has it or not."""
+    known, _ = new_keys()
+    users.admin.add_user("public", public_key=known)
+    unknown, _ = new_keys()
+    told = {
+        refusal(users.context(name, public, new_keys()[1]))
+        for name, public in (("guesser", known), ("other-guesser", unknown))
+    }
+    assert len(told) == 1
+    assert "public" not in told.pop()
+
+
 def test_another_appliances_server_key_is_refused_with_a_sentence(users: Users) -> None:
     public, secret = new_keys()
     users.admin.add_user("wrong-server", public_key=public)
