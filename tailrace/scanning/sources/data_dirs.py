@@ -25,6 +25,7 @@ import pyarrow as pa
 from tailrace.core.errors import (
     CorruptBatchError,
     InvalidRequestError,
+    NotAuthorizedError,
     StorageError,
     UnknownTopicError,
 )
@@ -195,8 +196,13 @@ def same_directory(path: str, instance: str | None) -> bool:
 
 
 def own_directories(admin: Admin) -> list[str]:
-    """The appliance's own data directories that are on this host."""
-    described = admin.describe_cluster()
+    """The appliance's own data directories that are on this host. None for a user who may not
+    describe the appliance: the front serves what its rights allow.
+    """
+    try:
+        described = admin.describe_cluster()
+    except NotAuthorizedError:
+        return []
     paths = [row["path"] for row in described["data_dirs"]]
     return [
         path
