@@ -29,7 +29,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tailrace.client.config.settings import DEFAULT_BOOTSTRAP
+from tailrace.client.config.settings import default_bootstrap
 from tailrace.core.errors import (
     CorruptBatchError,
     InvalidRequestError,
@@ -93,7 +93,7 @@ class Export:
         self._topic, self._directory = topic, directory
         self._source = TopicSource(
             topic,
-            bootstrap or DEFAULT_BOOTSTRAP,
+            bootstrap or default_bootstrap(),
             self.settings.request_timeout_ms,
             connect_timeout_ms,
         )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tailrace.admin.admin import Admin
-from tailrace.client.config.settings import DEFAULT_BOOTSTRAP
+from tailrace.client.config.settings import default_bootstrap
 from tailrace.client.topics.list_offsets import ready_offsets
 from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.errors import (
@@ -66,7 +66,7 @@ def plan(
             )
         return _of_appliance(
             source,
-            bootstrap or DEFAULT_BOOTSTRAP,
+            bootstrap or default_bootstrap(),
             columns,
             start,
             end,
@@ -78,7 +78,7 @@ def plan(
     data_dir = os.path.dirname(next(iter(found.values()))[0])
     if not directories.is_in_use(data_dir):
         return _of_directory(found, columns, start, end, settings)
-    address = bootstrap or directories.address_of(data_dir) or DEFAULT_BOOTSTRAP
+    address = bootstrap or directories.address_of(data_dir) or default_bootstrap()
     first = next(iter(found.values()))[1]
     numbers = settings.partitions if settings.partitions is not None else tuple(found)
     made = _of_appliance(

@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
@@ -37,6 +38,14 @@ TRANSACTIONAL_ID_MAX = 255
 """Characters of a transactional id."""
 KAFKAS_ASSIGNORS = {"cooperative-sticky": "sticky", "uniform": "sticky"}
 """Kafka's name of an assignor -> its name here, where they differ."""
+
+
+def default_bootstrap() -> str:
+    """The address where none is given: of the context that TAILRACE_CONTEXT names, else
+    DEFAULT_BOOTSTRAP.
+    """
+    context = os.environ.get("TAILRACE_CONTEXT")
+    return f"context:{context}" if context else DEFAULT_BOOTSTRAP
 
 
 @dataclass(frozen=True, slots=True)

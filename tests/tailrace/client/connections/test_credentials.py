@@ -11,14 +11,22 @@ from typing import Any
 import orjson
 import pytest
 
+import tailrace
 from appliance.cli.options import contexts
 from tailrace import Admin, Producer
 from tailrace.client.config.setting_fields import build
-from tailrace.client.config.settings import AdminSettings
+from tailrace.client.config.settings import (
+    DEFAULT_BOOTSTRAP,
+    AdminSettings,
+    default_bootstrap,
+)
 from tailrace.client.connections import credentials
 from tailrace.client.connections.credentials import contexts_path, learn, resolve
+from tailrace.consumer.table.settings import TableSettings
 from tailrace.core.errors import InvalidSettingError
+from tailrace.export.export import Export
 from tailrace.format.directory.change_lock import changing
+from tailrace.share.settings import ShareConsumerSettings
 from tests.kit.appliances.secured import new_keys, write_context
 
 PUBLIC, SECRET = new_keys()
@@ -110,6 +118,28 @@ def test_the_setting_context_stands_for_the_address(
     assert build(AdminSettings, {}).bootstrap_servers == f"context:{path}"
     given = build(AdminSettings, {"bootstrap_servers": "tcp://h:1"})
     assert given.bootstrap_servers == "tcp://h:1"
+    assert build(TableSettings, {}).bootstrap_servers == f"context:{path}"
+    queue = build(ShareConsumerSettings, {"group_id": "g"})
+    assert queue.bootstrap_servers == f"context:{path}"
+    assert default_bootstrap() == f"context:{path}"
+
+
+def test_a_scan_and_an_export_without_an_address_are_of_the_context_in_the_environment(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They went to tcp://127.0.0.1:7420."""
+    monkeypatch.setenv("TAILRACE_CONTEXT", str(tmp_path / "missing.context"))
+    with pytest.raises(InvalidSettingError, match=r"missing\.context"):
+        tailrace.scan("orders")
+    export = Export("orders", str(tmp_path / "lake"))
+    assert export._source.bootstrap == f"context:{tmp_path / 'missing.context'}"
+
+
+def test_no_context_in_the_environment_is_the_ordinary_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TAILRACE_CONTEXT", raising=False)
+    assert default_bootstrap() == DEFAULT_BOOTSTRAP
 
 
 def test_the_file_is_read_as_it_is_written(tmp_path: pathlib.Path) -> None:
