@@ -12,10 +12,12 @@ import orjson
 import pytest
 
 from appliance.backup.errors import BackupError
-from appliance.backup.manifest import Part, StoredObject
+from appliance.backup.manifest import Manifest, Part, StoredObject
+from appliance.backup.restore import chosen
 from appliance.backup.target.local_target import LocalTarget
 from appliance.backup.target.object_store import MARKER, ObjectStore, open_target
 from appliance.backup.target.url_target import LOCK_STALE_S, UrlTarget
+from appliance.observe.overview.problems import backup_checks
 from tailrace.format.directory import checked_json
 from tests.appliance.backup.kit import INSTANCE, backed_up, begun
 from tests.kit.hosts.file_systems import small_file_system
@@ -59,6 +61,25 @@ def test_keep_removes_what_only_removed_backups_need(place: str) -> None:
     assert len(store.target.names("objects")) == 2
     assert [read(store, each, 0, each.size) for each in newest.objects] == [b"shared", b"new"]
     assert store.keep(1) == 0
+
+
+def test_the_newest_backup_has_the_highest_number_also_after_the_clock_was_set_back(
+    place: str,
+) -> None:
+    store = begun(place)
+    ids = ["00000001-20270101T000000.000000Z", "00000002-20200101T000000.000000Z"]
+    points = [1_798_761_600_000_000, 1_577_836_800_000_000]
+    for backup_id, point_us in zip(ids, points, strict=True):
+        store.put_manifest(Manifest(backup_id, int(backup_id[:8]), "1", INSTANCE, 0, point_us))
+    assert store.backup_ids() == ids
+    newest = store.newest()
+    assert newest is not None
+    assert newest.backup_id == chosen(store, None, None).backup_id == ids[1]
+    assert chosen(store, None, points[1]).backup_id == ids[1]
+    shown = {"target": place, "point_us": points[0], "backup_id": ids[0], "error": ""}
+    assert backup_checks([shown], points[1]) == []
+    assert store.keep(1) == 1
+    assert store.backup_ids() == [ids[1]]
 
 
 def test_a_second_backup_at_once_is_refused(place: str) -> None:

@@ -14,6 +14,7 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from prometheus_client.openmetrics import parser as openmetrics
@@ -131,6 +132,29 @@ def test_a_scrape_may_take_openmetrics_and_some_families_by_name(
         assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
         families = list(openmetrics.text_string_to_metric_families(answer.read().decode()))  # type: ignore[no-untyped-call]
     assert {"tailrace_build", "tailrace_up"} <= {family.name for family in families}
+
+
+def test_scrapers_that_never_pause_cost_no_record_and_no_health_check(
+    appliance: EmbeddedAppliance,
+) -> None:
+    address = console_of(appliance)
+
+    def scrape(_number: int) -> int:
+        return get(address, "/metrics")[0]
+
+    with ThreadPoolExecutor(4) as pool, Producer(appliance.address) as producer:
+        scrapes = [pool.submit(scrape, number) for number in range(200)]
+        handles = [producer.send("orders", b"%d" % number) for number in range(2_000)]
+        assert [handle.result(HANG_LIMIT_S).offset for handle in handles] == list(range(2_000))
+        assert get(address, "/health/ready")[0] == 200
+        assert {each.result(HANG_LIMIT_S) for each in scrapes} == {200}
+    restarts = {
+        labels: value
+        for (name, labels), value in metrics(address).items()
+        if name == "tailrace_process_restarts_total"
+    }
+    assert restarts
+    assert not any(restarts.values())
 
 
 def test_health_says_who_does_not_serve_and_metrics_go_on_without_a_front(
