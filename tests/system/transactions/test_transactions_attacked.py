@@ -4,9 +4,7 @@ never end, and rebalances between a poll and its commit.
 
 from __future__ import annotations
 
-import os
 import pathlib
-import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -24,7 +22,7 @@ from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.appliances.killed_directories import kill_everything
 from tests.kit.hosts.file_systems import small_file_system
 from tests.kit.log_files.transaction_files import flip_bit_in, markers_in
-from tests.kit.processes import HANG_LIMIT_S, children, wait_until
+from tests.kit.processes import HANG_LIMIT_S, children, stopped, wait_until
 
 SMALL = {"journal_bytes": 1 << 20, "ring_bytes": 4 << 20}
 
@@ -55,16 +53,16 @@ def test_batches_of_an_old_owner_in_the_lane_and_in_its_buffers_are_never_read(
     old.send(topics[1], b"acknowledged")
     old.flush()
     workers = [pid for name, pid in children(appliance).items() if name.startswith("tr-worker")]
-    with ExitStack() as stopped:
+    with ExitStack() as stack:
         for pid in workers:
-            _stop(pid, stopped)
+            stack.enter_context(stopped(pid))
         in_lane = [old.send(topics[1], b"in the lane") for _ in range(20)]
         old._sender_thread.close_all()  # sent, and not taken by the worker
         buffered = old.send(topics[1], b"in the buffer")
         with Producer(appliance.address, transactional_id=topic) as new:
             with pytest.raises(RequestTimeoutError):
                 new.init_transactions(1.0)  # waits for the worker
-            stopped.close()
+            stack.close()
             new.init_transactions(HANG_LIMIT_S)
             with new.transaction():
                 new.send(topics[1], b"new")
@@ -77,11 +75,6 @@ def test_batches_of_an_old_owner_in_the_lane_and_in_its_buffers_are_never_read(
                 new.send(topics[1], b"newer")
     old.close(0)
     assert values(appliance.address, topics[1], 2) == [b"new", b"newer"]
-
-
-def _stop(pid: int, stopped: ExitStack) -> None:
-    os.kill(pid, signal.SIGSTOP)
-    stopped.callback(os.kill, pid, signal.SIGCONT)
 
 
 def test_two_owners_that_alternate_are_each_fenced_by_the_other(
