@@ -122,3 +122,38 @@ def test_help_lists_every_setting_with_its_default(client: type, settings: type)
     assert "0x" not in str(inspect.signature(client)), (
         "no addresses of objects in what a newcomer reads"
     )
+
+
+RELIED_ON = {
+    "Producer": "send send_arrow flush partitions_for metrics close init_transactions transaction "
+    "begin_transaction send_offsets_to_transaction commit_transaction abort_transaction",
+    "Consumer": "assign subscribe poll poll_arrow seek seek_to_beginning seek_to_end position "
+    "positions committed commit commit_async pause resume paused assignment offsets_for_times "
+    "beginning_offsets end_offsets lag metrics group_metadata retry_later close",
+    "ShareConsumer": "poll acknowledge commit close",
+    "Admin": "create_topics delete_topics list_topics describe_topics alter_topics "
+    "create_partitions describe_configs list_groups describe_groups list_group_offsets "
+    "alter_group_offsets delete_groups delete_records describe_cluster cancel_delays "
+    "reschedule_delays list_delays close",
+}
+SETTINGS_RELIED_ON = {
+    "Producer": "acks linger_ms batch_size compression_type buffer_memory max_block_ms "
+    "max_request_size max_in_flight_requests_per_connection enable_idempotence retries "
+    "retry_backoff_ms delivery_timeout_ms request_timeout_ms partitioner client_id "
+    "transactional_id transaction_timeout_ms context",
+    "Consumer": "group_id group_instance_id auto_offset_reset enable_auto_commit "
+    "auto_commit_interval_ms session_timeout_ms heartbeat_interval_ms max_poll_interval_ms "
+    "max_poll_records fetch_min_bytes fetch_max_bytes fetch_max_wait_ms isolation_level "
+    "partition_assignment_strategy context",
+}
+
+
+@pytest.mark.parametrize("name", RELIED_ON)
+def test_methods_and_settings_that_programs_rely_on_are_there_in_both_worlds(name: str) -> None:
+    plain, of_a_loop = getattr(tailrace, name), getattr(tailrace.aio, f"Async{name}")
+    for method in RELIED_ON[name].split():
+        arguments = list(inspect.signature(getattr(plain, method)).parameters)
+        assert list(inspect.signature(getattr(of_a_loop, method)).parameters) == arguments, method
+    described = inspect.getdoc(plain) or ""
+    for setting in SETTINGS_RELIED_ON.get(name, "").split():
+        assert f"    {setting} = " in described
