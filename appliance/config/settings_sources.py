@@ -18,7 +18,6 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from appliance.config.passwords_in_urls import has_password
 from appliance.config.setting_definition import Definition
 from appliance.config.settings import TOPIC_PREFIX, Settings, definitions, value_of
 from appliance.config.topology import CORES_MAX, Topology, flat
@@ -394,6 +393,8 @@ def given_flags(flags: argparse.Namespace) -> list[tuple[str, Any]]:
         name, separator, value = item.partition("=")
         if not separator:
             raise InvalidSettingError(f"--set {item!r} has no value; write --set name=value")
+        from appliance.config.passwords_in_urls import has_password
+
         if has_password(value):
             raise InvalidSettingError(
                 f"--set {name}=... has a password in its URL, which every account of this host "
