@@ -146,6 +146,9 @@ class Wakeup:
     reference, so that no other file gets its number before.
     """
 
+    _close = staticmethod(os.close)
+    """Kept here: at the interpreter's end the module's names may be gone before the object."""
+
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
@@ -163,7 +166,7 @@ class Wakeup:
             pass
 
     def __del__(self) -> None:
-        os.close(self.fd)
+        self._close(self.fd)
 
 
 class HeartbeatThread:

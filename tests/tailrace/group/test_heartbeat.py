@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tailrace import Consumer
 from tailrace.core.errors import TailraceError
+from tailrace.group import heartbeat
 from tests.kit.processes import wait_until
 
 
@@ -27,3 +30,15 @@ def test_a_thread_that_fails_again_and_again_says_why_to_every_poll(
         for _ in range(2):
             with pytest.raises(TailraceError, match="nobody expects this"):
                 consumer.poll(0)
+
+
+def test_a_wakeup_that_outlives_the_names_of_its_module_is_closed_silently(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So is it at the interpreter's end, in a cycle or in another module."""
+    wakeup = heartbeat.Wakeup()
+    fd = wakeup.fd
+    monkeypatch.setattr(heartbeat, "os", None)
+    del wakeup
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
