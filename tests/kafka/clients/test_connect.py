@@ -11,10 +11,11 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 
-from tailrace import Admin, Consumer, NewTopic
+from tailrace import Admin, Consumer, NewTopic, scan
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kafka.clients.programs import Program, engine_jars, java_command
 from tests.kit.hosts.ports import free_port
@@ -195,3 +196,8 @@ def test_structs_of_a_connector_fill_a_table(
         program.stop()
     expected = [{"line": line, "origin": "file"} for line in numbers(0, LINES).splitlines()]
     assert found == expected[: len(found)]
+    rows = scan("lines", appliance.address)
+    with duckdb.connect() as database:
+        counted = database.execute("select count(line) from rows where origin = 'file'").fetchall()
+    assert counted[0][0] >= len(found)
+    del rows
