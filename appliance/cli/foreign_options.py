@@ -51,6 +51,10 @@ _WHOLE_COMMANDS = {
 }
 
 
+_GROUPS = ("topic", "group", "user")
+"""Groups of commands that are named to users who leave the group out."""
+
+
 def option_meant(error: click.NoSuchOption) -> str:
     """A sentence for an option that those tools have, "" for others."""
     option, context = error.option_name, error.ctx
@@ -90,8 +94,22 @@ def command_meant(error: click.NoSuchCommand) -> str:
         return ""
     if context.parent is None and name in _WHOLE_COMMANDS:
         return f"There is no command {name}; {_WHOLE_COMMANDS[name]}."
-    there = context.command.list_commands(context)
-    meant = [other for names in _SYNONYMS if name in names for other in names if other in there]
-    if not meant:
+    meant = _same_deed(name, context.command, context)
+    if meant:
+        return f"There is no command {name}; write {context.command_path} {meant}."
+    if context.parent is not None:
         return ""
-    return f"There is no command {name}; write {context.command_path} {meant[0]}."
+    found = []
+    for group_name in _GROUPS:
+        group = context.command.get_command(context, group_name)
+        meant = _same_deed(name, group, context) if isinstance(group, click.Group) else ""
+        if meant:
+            found.append(f"{context.command_path} {group_name} {meant}")
+    return f"There is no command {name}; write {' or '.join(found)}." if found else ""
+
+
+def _same_deed(name: str, group: click.Group, context: click.Context) -> str:
+    """The command of a group that does the deed of this name, "" if none does."""
+    there = group.list_commands(context)
+    meant = (other for names in _SYNONYMS if name in names for other in names if other in there)
+    return next(meant, "")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 
+from tailrace.format.directory.data_dir import CATALOG_FILE
+
 _ADVICE = {
     errno.ENOSPC: "Free some space on its disk",
     errno.EDQUOT: "Free some space, or have the quota raised",
@@ -24,6 +26,15 @@ _ADVICE = {
 
 class DataDirectoryError(RuntimeError):
     """The data directory cannot be used; the sentence says why and what to do."""
+
+
+def refuse_without_catalog(data_dir: str) -> None:
+    """Raise DataDirectoryError unless an appliance keeps its users, rules and tokens here."""
+    if not os.path.exists(f"{data_dir}/{CATALOG_FILE}"):
+        raise DataDirectoryError(
+            f"{data_dir} has no {CATALOG_FILE}: name the first data directory of an appliance that "
+            "has run once"
+        )
 
 
 def unusable(path: str, error: OSError) -> DataDirectoryError:

@@ -10,8 +10,9 @@ import click
 
 from appliance.cli.main import CONNECT_TIMEOUT_MS
 from appliance.cli.options.contexts import CONTEXT_VARIABLE, chosen_bootstrap, load
+from appliance.cli.output import echo
 from tailrace.client.config.settings import DEFAULT_BOOTSTRAP
-from tailrace.core.errors import TailraceError
+from tailrace.core.errors import NotAuthorizedError, TailraceError
 from tailrace.core.units import duration_ms
 
 if TYPE_CHECKING:
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 TIME_HELP = "2027-01-31T08:00:00Z (or another offset from UTC), or from now: 90s, 1h30m, 3d."
 BOOTSTRAP_VARIABLE = "TAILRACE_BOOTSTRAP"
 COMPLETION_TIMEOUT_MS = 500
+STATE_OF_SETTINGS = "settings that wait or are not in force"
 Function = TypeVar("Function", bound=Callable[..., Any])
+Answer = TypeVar("Answer")
 
 
 class Moment(click.ParamType[dt.datetime]):
@@ -106,6 +109,17 @@ def connect(bootstrap: str) -> Admin:
     from tailrace.admin.admin import Admin
 
     return Admin(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS)
+
+
+def unless_refused(ask: Callable[[], Answer], subject: str) -> Answer | None:
+    """The answer to a question that a command can do without. None if the user may not ask it: a
+    sentence on standard error says that the subject is left out, and why.
+    """
+    try:
+        return ask()
+    except NotAuthorizedError as error:
+        echo(f"left out: {subject} ({error.detail})")
+        return None
 
 
 def complete_topics(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from appliance.catalog.catalog import Catalog
 from appliance.control.users.user_commands import UserCommands
 from appliance.data.data_dir_lock import take
-from appliance.data.directory_errors import DataDirectoryError
+from appliance.data.directory_errors import refuse_without_catalog
 from tailrace.admin.users import UserAdmin
 from tailrace.client.connections.steps import Steps, run_at_once
 from tailrace.core.errors import TailraceError
@@ -59,11 +59,7 @@ class OfflineUsers(UserAdmin):
 @contextmanager
 def offline_users(data_dir: str) -> Iterator[OfflineUsers]:
     """Take the directory and open its catalog. Raises DataDirectoryError."""
-    if not os.path.exists(f"{data_dir}/{CATALOG_FILE}"):
-        raise DataDirectoryError(
-            f"{data_dir} has no {CATALOG_FILE}: name the first data directory of an appliance that "
-            "has run once"
-        )
+    refuse_without_catalog(data_dir)
     lock = take(data_dir)
     try:
         catalog = Catalog(f"{data_dir}/{CATALOG_FILE}", _SLOTS)

@@ -57,6 +57,11 @@ def test_an_option_of_another_tool_is_answered_with_the_one_that_is_meant(
         (("tail", "x"), "There is no command tail; write tailrace consume."),
         (("backup", "ls", "/b"), "There is no command ls; write tailrace backup list."),
         (("backup", "verfy", "/b"), "No such command 'verfy'"),
+        (
+            ("list",),
+            "no command list; write tailrace topic list or tailrace group list or tailrace user l",
+        ),
+        (("create", "x"), "no command create; write tailrace topic create or tailrace user add."),
         (("migrate", "show"), "There is no command show; write tailrace migrate status."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

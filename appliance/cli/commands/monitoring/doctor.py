@@ -11,7 +11,13 @@ import click
 
 from appliance.cli.options.config_sources import config_path, file_options
 from appliance.cli.options.found_settings import FoundSettings
-from appliance.cli.options.shared import bootstrap_option, connect, json_option
+from appliance.cli.options.shared import (
+    STATE_OF_SETTINGS,
+    bootstrap_option,
+    connect,
+    json_option,
+    unless_refused,
+)
 from appliance.cli.output import counted, echo, print_json, print_table
 from appliance.config.settings import definitions
 from appliance.observe.checks.doctor_checks import (
@@ -84,7 +90,7 @@ def command(
         with connect(bootstrap) as admin:
             cluster = admin.describe_cluster()
             cluster["groups_error"] = groups_error(admin)
-            cluster["settings"] = settings_state(admin)
+            cluster["settings"] = unless_refused(lambda: settings_state(admin), STATE_OF_SETTINGS)
         checks += appliance_checks(cluster)
         directories += [d["path"] for d in cluster["data_dirs"] if d["path"] not in directories]
     except NotReachableError:

@@ -7,12 +7,18 @@ from typing import Any
 
 import click
 
-from appliance.cli.options.shared import bootstrap_option, connect, json_option
+from appliance.cli.options.shared import (
+    STATE_OF_SETTINGS,
+    bootstrap_option,
+    connect,
+    json_option,
+    unless_refused,
+)
 from appliance.cli.output import counted, human_bytes, one_line, print_json, print_table, utc_time
 from appliance.observe.checks.doctor_checks import PARTITION_OFFLINE, groups_error, settings_state
 from appliance.observe.overview.problems import problems_of
 from tailrace.admin.admin import Admin
-from tailrace.core.errors import TailraceError
+from tailrace.core.errors import NotAuthorizedError, TailraceError
 
 LONG_MS = 60_000
 """Age from which an open transaction is shown, also if its timeout is longer."""
@@ -34,8 +40,8 @@ def command(bootstrap: str, as_json: bool) -> None:
         state["delays"] = admin.describe_delays()
         state["long_transactions"] = _long_transactions(admin)
         state["groups_error"] = groups_error(admin)
-        state["settings"] = settings_state(admin)
-        state["quotas"] = _quotas_reached(admin)
+        state["settings"] = unless_refused(lambda: settings_state(admin), STATE_OF_SETTINGS)
+        state["quotas"] = unless_refused(lambda: _quotas_reached(admin), "quotas that are reached")
     if as_json:
         print_json(state)
         return
@@ -54,7 +60,7 @@ def command(bootstrap: str, as_json: bool) -> None:
             f"{counted(kept['topics'], 'deleted topic')} kept, {human_bytes(kept['bytes'])}, the "
             f"oldest is {kept['oldest']}; to see them: tailrace topic list --deleted\n"
         )
-    for line in _settings_lines(state["settings"]):
+    for line in _settings_lines(state["settings"] or {}):
         click.echo(line)
     if state["quotas"]:
         names = ", ".join(state["quotas"])
@@ -146,6 +152,8 @@ def _quotas_reached(admin: Admin) -> list[str]:
     """Quotas that something waits for now, and sums that are used up."""
     try:
         usage = admin.quota_usage()
+    except NotAuthorizedError:
+        raise
     except TailraceError:  # an appliance that has none, before its upgrade
         return []
     return sorted(
@@ -157,9 +165,9 @@ def _quotas_reached(admin: Admin) -> list[str]:
 
 def _settings_lines(settings: dict[str, Any]) -> list[str]:
     lines = []
-    if settings["restart"]:
+    if settings.get("restart"):
         lines.append(f"needs a restart: {', '.join(settings['restart'])}")
-    if settings["not_applied"]:
+    if settings.get("not_applied"):
         lines.append(f"settings not applied yet by {', '.join(settings['not_applied'])}")
     return [*lines, ""] if lines else []
 

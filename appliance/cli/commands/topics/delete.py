@@ -9,7 +9,13 @@ import click
 
 from appliance.cli.commands.topics.deleted_topics import deletions_kept_ms, shown_duration
 from appliance.cli.commands.topics.describe import record_count
-from appliance.cli.options.shared import bootstrap_option, complete_topics, connect, json_option
+from appliance.cli.options.shared import (
+    bootstrap_option,
+    complete_topics,
+    connect,
+    json_option,
+    unless_refused,
+)
 from appliance.cli.output import counted, echo, print_json
 from tailrace.core.errors import UnknownTopicError
 from tailrace.core.topic_partition import TopicPartition
@@ -47,14 +53,17 @@ def delete(
       tailrace topic delete orders --with-derived --yes
       tailrace topic delete orders --now --yes
     """
-    kept_ms = 0
+    kept_ms: int | None = 0
     derived: list[str] = []
     with connect(bootstrap) as admin:
         try:
             if with_derived:
                 derived = admin.derived_topics(name)
             names = [name, *derived]
-            kept_ms = 0 if now else deletions_kept_ms(admin)
+            if not now:
+                kept_ms = unless_refused(
+                    lambda: deletions_kept_ms(admin), "the time in which it can be undone"
+                )
             if not yes:
                 described = admin.describe_topics(names)
                 records = sum(
@@ -123,11 +132,13 @@ def delete_records(
         echo(f"{name}-{partition} begins at offset {start}")
 
 
-def _confirm(deleted: str, kept_ms: int = 0) -> None:
-    """Ask on a terminal. `kept_ms`: time in which it can be undone. Raises Abort for no, UsageError
-    without a terminal.
+def _confirm(deleted: str, kept_ms: int | None = 0) -> None:
+    """Ask on a terminal. `kept_ms`: time in which it can be undone, None: unknown.
+    Raises Abort for no, UsageError without a terminal.
     """
     until = f" (it can be undone for {shown_duration(kept_ms)})" if kept_ms else " for good"
+    if kept_ms is None:
+        until = ""
     if not sys.stdin.isatty():
         raise click.UsageError(
             f"nothing is deleted: this would delete {deleted}{until}, and there is no terminal "

@@ -8,7 +8,13 @@ from typing import Any
 
 import click
 
-from appliance.cli.options.shared import bootstrap_option, complete_topics, connect, json_option
+from appliance.cli.options.shared import (
+    bootstrap_option,
+    complete_topics,
+    connect,
+    json_option,
+    unless_refused,
+)
 from appliance.cli.output import counted, human_bytes, print_json, print_table
 from tailrace.core.errors import CorruptBatchError
 from tailrace.core.topic_partition import TopicPartition
@@ -32,11 +38,12 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
     with connect(bootstrap) as admin:
         topic = admin.describe_topics([name])[name]
     partitions = topic["partitions"]
-    oldest = oldest_timestamps(
-        bootstrap, [TopicPartition(name, p["partition"]) for p in partitions if record_count(p)]
+    filled = [TopicPartition(name, p["partition"]) for p in partitions if record_count(p)]
+    oldest = unless_refused(
+        lambda: oldest_timestamps(bootstrap, filled), "times of the oldest records"
     )
     for p in partitions:
-        p["oldest_timestamp"] = oldest.get(p["partition"])
+        p["oldest_timestamp"] = (oldest or {}).get(p["partition"])
     if as_json:
         print_json(topic)
         return
@@ -160,7 +167,8 @@ def record_count(partition: dict[str, Any]) -> int:
 
 def oldest_timestamps(bootstrap: str, keys: list[TopicPartition]) -> dict[int, int]:
     """Timestamp (milliseconds since 1970) of the first record of each of at most OLDEST_MAX
-    partitions; unreadable partitions are left out.
+    partitions; unreadable partitions are left out. Raises NotAuthorizedError without `read` of the
+    topic.
     """
     from tailrace.consumer.consumer import Consumer
 

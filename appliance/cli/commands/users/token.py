@@ -10,6 +10,7 @@ import click
 
 from appliance.cli.options.shared import json_option
 from appliance.cli.output import counted, echo, print_json, print_table
+from appliance.data.directory_errors import DataDirectoryError, refuse_without_catalog
 from appliance.observe.console.access.scraper_tokens import (
     SCOPES,
     add_token,
@@ -25,6 +26,10 @@ def _existing(_ctx: click.Context, _parameter: click.Parameter, value: str) -> s
         raise click.BadParameter(
             f"there is no directory {value}: name the data directory of the appliance"
         )
+    try:
+        refuse_without_catalog(value)
+    except DataDirectoryError as error:
+        raise click.BadParameter(str(error)) from None
     return value
 
 

@@ -211,6 +211,7 @@ def test_a_token_and_server_keys_are_the_standard_output(tmp_path: pathlib.Path)
     directory.mkdir(mode=0o700)
     place = ("--data-dir", str(directory))
     ensure_keys(str(directory), "tcp://127.0.0.1:7420")
+    (directory / "coordinator.db").touch()
     refused = run(None, "token", "list", "--data-dir", str(tmp_path / "none"), status=2)
     assert b"there is no directory" in refused.stderr
     token = run(None, "token", "add", "prometheus", *place)

@@ -92,3 +92,10 @@ def test_a_scraper_reads_the_metrics_and_nothing_else(tmp_path: pathlib.Path) ->
         assert token not in log.read_text() + shown
         run(None, "token", "remove", "prometheus", *place)
         assert status("/metrics", token) == 401
+
+
+def test_a_directory_of_no_appliance_is_refused(tmp_path: pathlib.Path) -> None:
+    for words in (("list",), ("add", "prometheus"), ("remove", "prometheus")):
+        said = run(None, "token", *words, "--data-dir", str(tmp_path), status=2).stderr.decode()
+        assert "has no coordinator.db: name the first data directory" in said
+    assert not list(tmp_path.iterdir())
