@@ -1,8 +1,8 @@
 """Transport protocol: the socket interface of a front.
 
-It is implemented by `router.Router` over ZeroMQ, by `tests.sim.network.Network`, and in memory by
-the test kit. tests/netfront/socket/test_transport_conformance.py checks the real and the simulated
-one against this interface.
+It is implemented by `router.Router` over ZeroMQ, by `tests.sim.machine.network.Network`, and in
+memory by the test kit. tests/netfront/socket/test_transport_conformance.py checks the real and the
+simulated one against this interface.
 """
 
 from __future__ import annotations

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from tests.fuzz import files, kafka, kafka_fields, protocol_fuzzer, strangers
+from tests.fuzz.connections import protocol_fuzzer, strangers
+from tests.fuzz.damage import file_fuzzer
+from tests.fuzz.gateway import kafka_fields, kafka_fuzzer
 from tests.fuzz.program import program_fuzzer
 
 FUZZERS = {
     "protocol": protocol_fuzzer.main,
-    "files": files.main,
-    "kafka": kafka.main,
+    "files": file_fuzzer.main,
+    "kafka": kafka_fuzzer.main,
     "kafka-fields": kafka_fields.main,
     "strangers": strangers.main,
     "programs": program_fuzzer.main,

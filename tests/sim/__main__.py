@@ -16,8 +16,9 @@ from typing import Any
 
 from rich.progress import Progress
 
-from tests.sim import schedule, transaction_schedule
+from tests.sim import schedule
 from tests.sim.compaction import schedule as compaction_schedule
+from tests.sim.transactions import schedule as transaction_schedule
 
 TRANSACTIONS = "--transactions"
 COMPACTION = "--compaction"

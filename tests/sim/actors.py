@@ -32,8 +32,8 @@ from tailrace.protocol.frame import Api
 from tailrace.protocol.session import Response
 from tests.kit.batches import TIME_US
 from tests.kit.checker import History, value_of
-from tests.sim.machine_parts import MS, SECOND
-from tests.sim.world import World
+from tests.sim.machine.machine_parts import MS, SECOND
+from tests.sim.machine.world import World
 
 TOPIC = "t"
 LATER = "later"

@@ -6,8 +6,8 @@ import errno
 import os
 import random
 
-from tests.sim.machine_parts import MS, PowerLost
-from tests.sim.world import World
+from tests.sim.machine.machine_parts import MS, PowerLost
+from tests.sim.machine.world import World
 
 HOUR_US = 3_600_000_000
 

@@ -31,8 +31,8 @@ from tailrace.protocol.session import Response
 from tests.kit.batches import TIME_US
 from tests.kit.checker import History, name_of, value_of
 from tests.sim.actors import TOPIC, Inbox
-from tests.sim.machine_parts import ADDRESS, MS, SECOND
-from tests.sim.world import World
+from tests.sim.machine.machine_parts import ADDRESS, MS, SECOND
+from tests.sim.machine.world import World
 
 RETRY_NS = 20 * MS
 REQUESTS_MAX = 4

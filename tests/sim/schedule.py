@@ -27,14 +27,14 @@ from tests.kit.batches import TIME_US
 from tests.kit.checker import History, check
 from tests.sim.actors import LATER, TOPIC, AdminActor, ConsumerActor, Delayed, ProducerActor, skip
 from tests.sim.faults import AllKilled, cause
-from tests.sim.group_members import MemberActor, are_settled, committed, members
-from tests.sim.machine_parts import ADDRESS, MS, SECOND, PowerLost
+from tests.sim.machine.machine_parts import ADDRESS, MS, SECOND, PowerLost
+from tests.sim.machine.world import World
+from tests.sim.members.group_members import MemberActor, are_settled, committed, members
+from tests.sim.members.share_history import QueueHistory
+from tests.sim.members.share_members import ShareActor, partitions_of_queue, share_members
+from tests.sim.members.share_members import settings as queue_settings
 from tests.sim.plan import Plan, plan
 from tests.sim.raw_producers import RawProducerActor, raw_producer
-from tests.sim.share_history import QueueHistory
-from tests.sim.share_members import ShareActor, partitions_of_queue, share_members
-from tests.sim.share_members import settings as queue_settings
-from tests.sim.world import World
 
 QUEUE_RATE = 0.3
 QUEUE_FAULT_RATE = 0.06

@@ -27,12 +27,12 @@ from tests.kit.batches import TIME_US
 from tests.kit.matrices import short
 from tests.sim import faults, schedule
 from tests.sim.actors import TOPIC
-from tests.sim.group_members import GroupHistory
-from tests.sim.machine_parts import PowerLost, SimGroupStore
+from tests.sim.machine.machine_parts import PowerLost, SimGroupStore
+from tests.sim.machine.world import World
+from tests.sim.members.group_members import GroupHistory
+from tests.sim.members.share_history import QueueHistory
 from tests.sim.plan import plan
 from tests.sim.schedule import Schedule, run
-from tests.sim.share_history import QueueHistory
-from tests.sim.world import World
 
 pytestmark = pytest.mark.filterwarnings("ignore:topic '(t|later)' has durability=memory")
 SCHEDULES_A_TEST = 20

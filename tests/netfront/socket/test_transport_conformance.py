@@ -18,7 +18,7 @@ from netfront.socket.peers.connections import Limits
 from netfront.socket.router import Router
 from netfront.socket.transport import Transport
 from tests.kit.processes import wait_until
-from tests.sim.network import Network, SimSocket
+from tests.sim.machine.network import Network, SimSocket
 
 MIB = 1 << 20
 LIMITS = Limits(

@@ -20,9 +20,9 @@ from tailrace.core.topic_partition import TopicPartition
 from tailrace.protocol import json_messages as requests
 from tailrace.protocol.frame import Api
 from tests.sim.compaction.table_history import TableHistory
-from tests.sim.machine_parts import ADDRESS, MS, SECOND
-from tests.sim.transaction_schedule import WRITTEN
-from tests.sim.world import World
+from tests.sim.machine.machine_parts import ADDRESS, MS, SECOND
+from tests.sim.machine.world import World
+from tests.sim.transactions.schedule import WRITTEN
 
 ALTERED, MERGED = "altered", "merged"
 SMALL_BYTES = 32 << 10

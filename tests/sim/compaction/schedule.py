@@ -31,12 +31,12 @@ from tailrace.protocol.frame import Api
 from tests.kit.batches import TIME_US
 from tests.sim.compaction.policies import MERGED, Policies, policies_of, starts
 from tests.sim.compaction.table_history import Pass, Seen, TableHistory
-from tests.sim.machine_parts import ADDRESS, MS, SECOND
+from tests.sim.machine.machine_parts import ADDRESS, MS, SECOND
+from tests.sim.machine.world import World
 from tests.sim.schedule import abandon
-from tests.sim.transaction_schedule import FAULTS as TRANSACTION_FAULTS
-from tests.sim.transaction_schedule import QUIET, WRITTEN, TransactionSchedule
-from tests.sim.transactional_programs import Common, Program
-from tests.sim.world import World
+from tests.sim.transactions.programs import Common, Program
+from tests.sim.transactions.schedule import FAULTS as TRANSACTION_FAULTS
+from tests.sim.transactions.schedule import QUIET, WRITTEN, TransactionSchedule
 from workers.clean import cleaner, merging_pass, superseded
 from workers.clean.merging_pass import MergingPass
 from workers.log.retention import merging_rules

@@ -25,10 +25,10 @@ import pytest
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tailrace.core.errors import NotReachableError, RequestTimeoutError, TailraceError
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
-from tests.fuzz import conversations
-from tests.fuzz.peer import GREETING, READY, Peer, message, tcp_address
-from tests.fuzz.watch import private_bytes
-from tests.fuzz.world import World
+from tests.fuzz.connections.watch import private_bytes
+from tests.fuzz.requests import conversations
+from tests.fuzz.requests.peer import GREETING, READY, Peer, message, tcp_address
+from tests.fuzz.requests.world import World
 from tests.kit.processes import HANG_LIMIT_S, children, kill_and_wait_for_successor, wait_until
 
 SMALL: dict[str, Any] = {

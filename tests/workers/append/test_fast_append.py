@@ -32,7 +32,7 @@ from tailrace.format.record_batch.header_stamps import stamp_required_end
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message
 from tailrace.kernel import reference_codec
 from tailrace.kernel.batch_shape import shape_of
-from tests.fuzz.mutations import mutate_batch
+from tests.fuzz.requests.mutations import mutate_batch
 from tests.kit.batches import SEED, TIME_US, make_batch, reseal, with_wild_buffer
 from tests.kit.log_files.logs import Bench, assignment, simulated_regions
 from tests.kit.log_files.simdisk import SimDisk, SimFiles

@@ -1,0 +1,1 @@
+"""The file fuzzer: damaged files of data directories."""

@@ -1,0 +1,1 @@
+"""Requests of Tailrace's protocol, valid and bent, and the peer that sends them."""

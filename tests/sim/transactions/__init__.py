@@ -1,0 +1,1 @@
+"""Schedules of transactions: their programs, checks, and the faults planted to test the checks."""
