@@ -19,7 +19,6 @@ from tests.kit.processes import HANG_LIMIT_S
 from tests.kit.runs.documents import ROOT
 
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-PAGES = [path for path in DOCUMENTS if path.name != "CHANGELOG.md"]
 
 
 @pytest.mark.parametrize("name", ["groups.md", "queues.md", "guarantees.md", "limits.md"])
@@ -56,7 +55,7 @@ def test_a_document_begins_with_its_title_and_its_tables_are_whole(path: pathlib
         assert len(set(rows)) == 1, table[:200]
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_prose_has_lines_of_at_most_100_columns(path: pathlib.Path) -> None:
     """Tables and programs have lines of any length, and so have lines of one long word."""
     plain = re.sub(r"^ *```.*?^ *```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
