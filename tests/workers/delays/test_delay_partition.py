@@ -120,6 +120,42 @@ def test_a_kill_behind_a_damaged_chunk_loses_no_more_than_that() -> None:
     assert len(world.delivered()) == 150
 
 
+@pytest.mark.parametrize("steps", range(4))
+def test_a_row_rescheduled_while_it_is_saved_comes_also_if_its_first_time_passes_before_it_is_saved(
+    steps: int,
+) -> None:
+    """The cursor stands before the change then, and the change is read again after a restart: it
+    found no row, and the row never came. `steps` of the save before the change.
+    """
+    world = DelayWorld(8)
+    for seconds in (3, 9):  # each read by itself
+        world.schedule([seconds * SECOND])
+        world.settle()
+        world.partition.catch_up()
+    world.pass_time(400 * MS)
+    store = world.partition._store
+    while not store.is_busy:
+        world.step()
+    for _ in range(steps):
+        if store.is_busy:
+            store._resume()
+    row = next(iter(world.rows.values()))
+    row_was_due_us = row.due_us
+    world.change(row, world.wall_us + 600 * SECOND)
+    world.pass_time(4 * SECOND)
+    partition = world.partition
+    partition._now_ns, partition._wall_us = world.now_ns, world.wall_us
+    partition._ask_for_mark()  # it closes the first time, and no step of the save is done
+    world.settle()
+    partition.catch_up()
+    assert partition._marks.closed_tick * TICK_US > row_was_due_us
+    store._finish_job()
+    assert store.cursor == 2, "the change is behind what was saved"
+    world.restart_scheduler()
+    world.finish()
+    assert len(world.delivered()) == 2
+
+
 @pytest.mark.parametrize("steps", range(6))
 @pytest.mark.parametrize("delivered", [0, 1])
 def test_rows_saved_while_they_were_handed_out_wait_again_when_the_clock_is_set_back(

@@ -8,7 +8,8 @@ Owner: the scheduler, one for each partition.
 Invariants:
 - A row is alive until it is released or cancelled, each once.
 - `release` returns due rows in order of (tick, offset).
-- A run is dropped with its last row.
+- A run is dropped with its last row; one that is being saved and has cancelled rows, with the end
+  of the save.
 """
 
 from __future__ import annotations
@@ -102,6 +103,8 @@ class PendingRows:
         """Bytes of runs that are in the delay log only."""
         self._cancelled_count = 0
         """Number of cancelled rows in the wheel."""
+        self._being_saved: frozenset[int] = frozenset()
+        """Numbers of the runs that are being saved."""
 
     def __len__(self) -> int:
         return len(self.wheel) - self._cancelled_count
@@ -198,7 +201,7 @@ class PendingRows:
         for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
             run = self._runs[number]
             run.left -= count
-            if run.left <= 0:
+            if run.left <= 0 and not (run.cancelled and number in self._being_saved):
                 self._forget(number)
 
     def has_run_of(self, source: str) -> bool:
@@ -274,7 +277,9 @@ class PendingRows:
         return rows[self._are_alive(rows)] if len(rows) else rows
 
     def still_there(self, rows: Rows) -> Rows:
-        """Return the rows whose run still exists. A dropped run has been delivered."""
+        """Return the rows whose run still exists. A dropped run of those that are being saved has
+        been delivered.
+        """
         numbers = np.fromiter(self._runs, np.int64, len(self._runs))
         kept: Rows = rows[np.isin(rows[:, 2] >> _ROW_BITS, numbers)]
         return kept
@@ -292,6 +297,14 @@ class PendingRows:
     def unsaved_runs(self) -> list[int]:
         """Return the runs that are in the delay log only."""
         return [number for number, run in self._runs.items() if not run.source]
+
+    def begin_save(self) -> list[int]:
+        """Return the runs that are in the delay log only. Until `saved`, rows of theirs that are
+        cancelled stay, also when their tick comes.
+        """
+        runs = self.unsaved_runs()
+        self._being_saved = frozenset(runs)
+        return runs
 
     def rows_of_runs(self, runs: list[int]) -> Rows:
         """Return the waiting rows of these runs, by offset, alive or not.
@@ -321,6 +334,11 @@ class PendingRows:
         self._take_out(gone)
         self.done(gone[alive])
         self._forget_cancelled(gone[~alive])
+        self._being_saved = frozenset()
+        for number in runs:
+            run = self._runs.get(number)
+            if run is not None and run.left <= 0:
+                self._forget(number)
 
     def put_back(self, rows: Rows) -> Ints:
         """Return released, undelivered rows to the wheel, except those in bucket files, which are

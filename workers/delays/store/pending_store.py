@@ -363,7 +363,7 @@ class PendingStore:
         self, cursor: int, closed: int, recurring: list[dict[str, Any]], log: LogSnapshot
     ) -> Iterator[None]:
         """Save everything that only the delay log has to bucket files, then move the cursor."""
-        runs = self.rows.unsaved_runs()
+        runs = self.rows.begin_save()
         rows = self.rows.still_alive(self.rows.rows_of_runs(runs))
         touched: dict[BucketFile, None] = {}  # in the order of writing
         for file in self._buckets.all:
