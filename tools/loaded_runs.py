@@ -7,6 +7,7 @@ exit code is 1 unless all did.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -14,16 +15,21 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-BURN = "while True: pass"
+
+def _burn() -> None:
+    while True:
+        pass
 
 
 @contextmanager
 def burning(count: int) -> Iterator[None]:
     """Processes that each burn a core for the block."""
+    processes = multiprocessing.get_context("fork")
     with ExitStack() as stack:
         for _ in range(count):
-            burner = subprocess.Popen([sys.executable, "-I", "-c", BURN])
-            stack.callback(burner.wait)
+            burner = processes.Process(target=_burn, daemon=True)
+            burner.start()
+            stack.callback(burner.join)
             stack.callback(burner.kill)
         yield
 
