@@ -28,7 +28,6 @@ from tailrace.format.crc32c import Readable
 from tailrace.format.directory.partition_metadata import DamagedRange
 from tailrace.format.record_batch.batch_header import END_OF_STREAM, verify_batch
 from tailrace.format.record_batch.header_peek import schema_id_at
-from tailrace.format.segments.segment import PRODUCERS_SUFFIX, file_name
 from tailrace.format.segments.segment_index import IndexEntry
 from workers.log.files.active_segment import (
     ActiveSegment,
@@ -41,7 +40,7 @@ from workers.log.files.active_segment import (
 )
 from workers.log.files.partition_directory import PartitionDirectory
 from workers.log.files.sealed_segments import SealedSegments
-from workers.log.producers.producer_snapshots import encode_producers, record_producer
+from workers.log.producers.producer_snapshots import record_producer, write_snapshot
 from workers.log.producers.producer_state import ProducerTable
 from workers.log.producers.transaction_indexes import TransactionIndexes
 from workers.log.producers.transaction_rules import EndedTransaction
@@ -49,7 +48,7 @@ from workers.log.recovery.decision import Hints
 from workers.log.recovery.log_recovery import RecoveredLog, recover_log
 from workers.segment import segment_swap
 from workers.segment.checkpoint import Checkpoint, SealedSegment, write_checkpoint
-from workers.segment.files import Files, is_shortage, write_durably
+from workers.segment.files import Files, is_shortage
 from workers.segment.segment_swap import CleanedRun
 
 logger = logging.getLogger(__name__)
@@ -105,6 +104,8 @@ class PartitionLog:
         """Batches placed since the last settling."""
         self._written_count = 0
         self._group_position = 0
+        self._ended: list[EndedTransaction] = []
+        """Transactions that were ended by batches which may be rewritten to another segment."""
         self._checkpoint_number = 0
         self.cleaning = NOT_CLEANED
         """State of compaction for the partition table (see `PartitionState.cleaned_below`)."""
@@ -332,6 +333,8 @@ class PartitionLog:
         ends.
         """
         self.transaction_indexes.note(self.newest_base, ended)
+        if ended is not None:
+            self._ended.append(ended)
 
     def write_transaction_indexes(self) -> None:
         """Write the missing entries of the transaction indexes. The last stable offset waits for
@@ -376,6 +379,10 @@ class PartitionLog:
         """Drop the group, which has its verdicts. Its bytes may leave the ring."""
         self.group = []
         self._written_count = 0
+        if self._ended:
+            live = self.live
+            start = live.synced_next if live is not None and self.is_durable else self.next_offset
+            self._ended = [ended for ended in self._ended if ended.marker_offset >= start]
 
     def sync(self) -> None:
         """Make everything written durable. Raises OSError; then the file's unsynced pages must not
@@ -427,9 +434,7 @@ class PartitionLog:
                 str(error),
             )
             self.abandon_segment()
-        if len(self.producers):
-            snapshot = file_name(self.next_offset, PRODUCERS_SUFFIX)
-            write_durably(self._files, self.directory, snapshot, encode_producers(self.producers))
+        write_snapshot(self._files, self.directory, self.next_offset, self.producers)
         live = begin(
             self._files, self.directory, self.next_offset, self.file.schemas[schema_id], schema_id
         )
@@ -509,6 +514,8 @@ class PartitionLog:
             if live is not None
             else self._schema_id_of(batches[0].data if batches else None)
         )
+        if live is None or live.base != start:
+            write_snapshot(self._files, self.directory, start, self.producers, self._ended)
         rewritten = write_segment(
             self._files, self.directory, start, self.file.schemas[schema_id], schema_id, batches
         )

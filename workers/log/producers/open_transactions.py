@@ -14,7 +14,7 @@ Crash: rebuilt with the producer state from snapshot, batch headers, and the rin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 
@@ -69,6 +69,19 @@ class OpenTransactions:
         if known is None or known.epoch != epoch:
             return None
         return self._open.pop(producer_id)
+
+    def as_of(self, offset: int, ended: Iterable[tuple[int, OpenTransaction]]) -> OpenTransactions:
+        """The transactions that were open at an earlier `offset`; `ended`: those that have ended
+        since, by producer id.
+        """
+        was_open = OpenTransactions()
+        was_open._open = dict(
+            sorted(
+                (item for item in (*self, *ended) if 0 <= item[1].first_offset < offset),
+                key=lambda item: item[1].first_offset,
+            )
+        )
+        return was_open
 
     def to_snapshot(self) -> list[list[int]]:
         """Return plain lists for `from_snapshot`."""

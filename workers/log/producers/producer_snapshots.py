@@ -3,15 +3,17 @@ headers.
 
 Owner: the flusher writes `.producers` files. A worker reads them beside a running flusher.
 
-Invariants: snapshot and headers up to an offset give the table that the worker had when it appended
-there.
+Invariants:
+- Snapshot and headers up to an offset give the table that the worker had when it appended there.
+- The snapshot of a segment is durable before the segment has its name. Without a snapshot there
+  were no producers. A checkpoint may be damaged, and the earlier segments removed.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from shm.messages.lane_messages import Assignment
 from tailrace.format.directory import checked_json
@@ -25,19 +27,20 @@ from tailrace.format.segments.segment import (
     segment_bases,
 )
 from workers.log.producers import delay_rules
+from workers.log.producers.open_transactions import OpenTransaction, OpenTransactions
 from workers.log.producers.producer_state import ProducerTable
 from workers.log.producers.transaction_rules import EndedTransaction, note_header
 from workers.segment.checkpoint import Checkpoint, load_checkpoint
-from workers.segment.files import Files, read_whole
+from workers.segment.files import Files, read_whole, write_durably
 from workers.segment.segment_reader import SegmentReader, walk_past_damage
 
 logger = logging.getLogger(__name__)
 TRIES_MAX = 5
 
 
-def encode_producers(table: ProducerTable) -> bytes:
-    """Return the content of a `.producers` file."""
-    return checked_json.encode(table.to_snapshot())
+def encode_producers(table: ProducerTable, transactions: OpenTransactions | None = None) -> bytes:
+    """Return the content of a `.producers` file. `transactions`: see `to_snapshot`."""
+    return checked_json.encode(table.to_snapshot(transactions))
 
 
 def decode_producers(data: bytes) -> ProducerTable | None:
@@ -47,6 +50,33 @@ def decode_producers(data: bytes) -> ProducerTable | None:
         return ProducerTable.from_snapshot(snapshot) if isinstance(snapshot, list) else None
     except (TypeError, ValueError, IndexError):  # intact, but another kind of file
         return None
+
+
+def write_snapshot(
+    files: Files,
+    directory: str,
+    segment_base: int,
+    table: ProducerTable,
+    ended: Iterable[EndedTransaction] = (),
+) -> None:
+    """Write the snapshot at the beginning of a segment, durably. Raises OSError.
+
+    `table` may know batches of the segment already, which then are recorded anew without effect.
+    Its transactions are put back to the segment's beginning: `ended` has those that ended since,
+    whose batches would otherwise seem to begin in this segment.
+    """
+    name = file_name(segment_base, PRODUCERS_SUFFIX)
+    was_open = table.transactions.as_of(
+        segment_base,
+        (
+            (each.producer_id, OpenTransaction(each.epoch, each.first_offset))
+            for each in ended
+            if each.marker_offset >= segment_base
+        ),
+    )
+    # one that is there may be of a segment that was never completed, and know refused batches
+    if len(table) or len(was_open) or files.exists(f"{directory}/{name}"):
+        write_durably(files, directory, name, encode_producers(table, was_open))
 
 
 def load_snapshot(files: Files, directory: str, segment_base: int) -> ProducerTable:
@@ -127,7 +157,9 @@ def _load_once(
     if partition_file is None or partition_file.topic_id != assignment.topic_id:
         return ProducerTable(moved)
     checkpoint, _ = load_checkpoint(files, directory, partition_file.topic_id.hex())
-    segments = segment_bases(files.list(directory))
+    found, segments = checkpoint, segment_bases(files.list(directory))
+    if checkpoint is not None and checkpoint.segment_base not in (-1, *segments):
+        checkpoint = None  # its segment was removed, and a later checkpoint could not be written
     if checkpoint is None:
         table = load_snapshot(files, directory, segments[-1]) if segments else ProducerTable()
         start = segments[-1] if segments else 0
@@ -148,7 +180,7 @@ def _load_once(
         table,
     )
     after, _ = load_checkpoint(files, directory, partition_file.topic_id.hex())
-    return table if _place_of(after) == _place_of(checkpoint) else None
+    return table if _place_of(after) == _place_of(found) else None
 
 
 def _place_of(checkpoint: Checkpoint | None) -> tuple[int, int]:

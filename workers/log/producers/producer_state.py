@@ -6,7 +6,7 @@ Kafka's rules (KIP-98): a producer numbers its records per partition. Its last R
 its first offset. A gap is refused. A higher epoch starts at sequence 0.
 
 Owner: the worker decides with it. The flusher keeps a copy of what it has flushed, and snapshots it
-when a segment is rolled.
+when a segment begins.
 
 Invariants:
 - At most REMEMBERED_BATCHES per producer, consecutive in sequence, ascending in offset.
@@ -272,8 +272,9 @@ class ProducerTable:
             del self._producers[producer_id]
         return len(old)
 
-    def to_snapshot(self) -> list[Any]:
-        """Return plain lists for `from_snapshot`."""
+    def to_snapshot(self, transactions: OpenTransactions | None = None) -> list[Any]:
+        """Return plain lists for `from_snapshot`. `transactions`: others than the open ones."""
+        transactions = self.transactions if transactions is None else transactions
         rows: list[Any] = [
             [
                 producer_id,
@@ -284,8 +285,8 @@ class ProducerTable:
         ]
         if self.open_ordinal or self.delivered > (0, 0):
             rows.append([_DELAYS, self.open_ordinal, list(self.delivered)])
-        if len(self.transactions):
-            rows.append([_TRANSACTIONS, 0, self.transactions.to_snapshot()])
+        if len(transactions):
+            rows.append([_TRANSACTIONS, 0, transactions.to_snapshot()])
         return rows
 
     @classmethod
