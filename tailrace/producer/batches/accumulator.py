@@ -291,7 +291,7 @@ class RecordAccumulator:
         batches = list(queue.ready)
         position = batches.index(batch)
         batches[position : position + 1] = halves
-        queue.ready = deque(batches)  # in one step: a signal's handler may raise behind each
+        queue.ready = deque(batches)  # `rebuild` completes a split that a signal interrupts
         self.replaced(batch)
         return True
 
